@@ -1,0 +1,57 @@
+# Every target that needs the virtual environment makes it first; `make setup` is skipped when
+# pyproject.toml and constraints.txt have not changed.
+VENV ?= .venv
+PYTHON ?=
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+export VENV PYTHON TORCH_INDEX
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers bench freeze clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make the virtual environment (once)
+	@scripts/setup.sh
+
+demo: setup ## Two batches from real agents, two training steps, two publications, a report
+	@$(BIN)/muster demo
+
+test: setup ## All tests but the slow ones with the real engine
+	$(PYTEST) tests --ignore=tests/e2e -m "not engine"
+
+check: setup proto-check ## Format, lint, types, import rules, proto drift, fast tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint protos
+	$(PYTEST) tests/unit tests/property -q -m "not engine and not root"
+
+fmt: setup ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup ## Generate muster/v1 from protos/
+	@BIN=$(BIN) scripts/proto.sh
+
+proto-check: setup ## Fail when muster/v1 is not what protos/ generates
+	@BIN=$(BIN) scripts/proto_check.sh
+
+e2e: setup ## The whole on real parts: engine, boxes, training (minutes)
+	$(PYTEST) tests -m engine --timeout=1800 -v
+
+e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
+	$(BIN)/python tests/e2e/leftovers.py
+
+bench: setup ## Run every benchmark
+	@for file in bench/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+freeze: ## Write constraints.txt from what is installed
+	$(BIN)/python scripts/freeze.py > constraints.new && mv constraints.new constraints.txt
+
+clean: ## Remove caches, builds and the state folder (not the virtual environment)
+	rm -rf .muster dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

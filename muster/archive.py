@@ -1,0 +1,150 @@
+"""A task folder as one deterministic tar, and back, in memory.
+
+Owns: `pack` and `unpack`. Promise: the same files give the same bytes on every machine; only
+plain files travel; sizes are bounded before anything is read; unpacking writes nothing to disk.
+Does not cover: what the files mean (taskset.py).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from muster.errors import InvalidInput
+from muster.types import Value
+
+FILES_MAX = 512
+FILE_BYTES_MAX = 1 << 20
+ARCHIVE_BYTES_MAX = 2 << 20  # a job carries many; one message carries them all
+PATH_BYTES_MAX = 200
+
+_TRAVELS = ("instruction.md", "task.toml", "environment", "tests")
+
+
+class TaskFile(Value, frozen=True):
+    """One file: its mode (0o644 or 0o755) and content."""
+
+    mode: int
+    data: bytes
+
+
+def pack(folder: Path, *, with_solution: bool = False) -> bytes:
+    """The task in `folder` as an uncompressed tar.
+
+    What counts travels: instruction.md, task.toml, environment/, tests/; solution/ only when
+    asked, so that no box ever holds it. Raises InvalidInput for links, devices and oversize.
+    """
+    names = (*_TRAVELS, "solution") if with_solution else _TRAVELS
+    files: dict[str, TaskFile] = {}
+    total = 0
+    for name in names:
+        for path in _walk(folder, folder / name):
+            relative = path.relative_to(folder).as_posix()
+            files[relative] = file = _read(path, relative)
+            total += len(file.data)
+            if len(files) > FILES_MAX or total > ARCHIVE_BYTES_MAX:
+                raise _refusal(
+                    "the task is too large",
+                    folder,
+                    f"at most {FILES_MAX} files and {ARCHIVE_BYTES_MAX} bytes; "
+                    "let the Dockerfile make large files with RUN",
+                )
+    return pack_files(files)
+
+
+def pack_files(files: dict[str, TaskFile]) -> bytes:
+    """The same for files in memory; the reverse of `unpack`."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for relative in sorted(files):
+            _check_path(relative)
+            info = tarfile.TarInfo(relative)
+            info.size = len(files[relative].data)
+            info.mode = files[relative].mode
+            archive.addfile(info, io.BytesIO(files[relative].data))
+    return sink.getvalue()
+
+
+def unpack(archive: bytes) -> dict[str, TaskFile]:
+    """Path → file of a packed task; InvalidInput for anything that `pack` would not make."""
+    # Headers and padding take up to about 2 kB a file beside the content.
+    if len(archive) > ARCHIVE_BYTES_MAX + FILES_MAX * 2048:
+        raise _refusal("the archive is too large", len(archive), "send a smaller task")
+    files: dict[str, TaskFile] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+            for info in tar:
+                files[info.name] = _member(tar, info, files)
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+        raise _refusal(f"not a readable tar: {error}", "archive", _PACK) from error
+    for path in files:
+        if any(parent in files for parent in _parents(path)):
+            raise _refusal("the archive has a file where a folder must be", path, _PACK)
+    return files
+
+
+_PACK = "pack the folder with muster.taskset.pack"
+
+
+def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, files: dict[str, TaskFile]) -> TaskFile:
+    _check_path(info.name)
+    if info.name in files or len(files) >= FILES_MAX:
+        raise _refusal("the archive has a path twice, or too many", info.name, _PACK)
+    if not info.isreg() or info.issparse():
+        raise _refusal("the archive holds something not a plain file", info.name, _PACK)
+    if info.size > FILE_BYTES_MAX:
+        raise _refusal(f"a file is over {FILE_BYTES_MAX} bytes", info.name, "make it smaller")
+    source = tar.extractfile(info)
+    data = source.read(info.size) if source else b""
+    if len(data) != info.size:
+        raise _refusal("the archive is cut short", info.name, _PACK)
+    return TaskFile(0o755 if info.mode & 0o100 else 0o644, data)
+
+
+def _walk(root: Path, path: Path) -> Iterator[Path]:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        for child in sorted(path.iterdir()):
+            yield from _walk(root, child)
+    elif stat.S_ISREG(mode):
+        yield path
+    else:
+        kind = "a link" if stat.S_ISLNK(mode) else "not a plain file"
+        problem = f"a task holds only folders and plain files; this is {kind}"
+        raise _refusal(problem, path.relative_to(root), "replace it by the file itself")
+
+
+def _read(path: Path, relative: str) -> TaskFile:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(handle, "rb") as source:
+        data = source.read(FILE_BYTES_MAX + 1)
+        mode = os.fstat(source.fileno()).st_mode
+    if len(data) > FILE_BYTES_MAX:
+        problem = f"a file of the task is over {FILE_BYTES_MAX} bytes"
+        raise _refusal(problem, relative, "let the Dockerfile make it with RUN")
+    return TaskFile(0o755 if mode & 0o100 else 0o644, data)
+
+
+def _check_path(path: str) -> None:
+    parts = path.split("/")
+    bad = not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts)
+    if bad or "\\" in path or not path.isprintable() or len(path.encode()) > PATH_BYTES_MAX:
+        way_out = f"use relative paths of at most {PATH_BYTES_MAX} bytes without '..'"
+        raise _refusal("a path of the task cannot be used", ascii(path)[:200], way_out)
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _refusal(problem: str, value: object, way_out: str) -> InvalidInput:
+    return InvalidInput(problem, field="task", value=value, way_out=way_out)

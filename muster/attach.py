@@ -1,0 +1,145 @@
+"""Find the streams of a run that is going on, or that has ended.
+
+Owns: where to look. Promise: reading changes nothing: of an ended run the data is copied, and a
+server of our own reads the copy on a private socket and is gone afterwards.
+Does not cover: what is read (record.py), starting a run (supervise/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import redis.exceptions as failures
+from redis.asyncio import Redis
+
+from muster.config import Config, RedisConfig
+from muster.errors import HostUnfit, NotFound, Unavailable
+from muster.streams import connect
+from muster.supervise.plan import redis_url as embedded_url
+from muster.supervise.plan import server_binary
+from muster.supervise.state import runtime_dir
+
+_START_S = 60.0  # to load the copy; about a second per 100 MB
+_STOP_S = 5.0
+_AOF = "appendonlydir"
+
+
+@asynccontextmanager
+async def attached(config: Config, redis_url: str | None = None) -> AsyncIterator[Redis]:
+    """A client of the server that has the run's streams; for reading only.
+
+    In this order: `redis_url`, redis.url of the configuration, the server of a `muster up` that
+    runs with this state folder, a copy of what such a server left behind.
+    Raises Unavailable, NotFound, HostUnfit.
+    """
+    url = redis_url or config.redis.url
+    if url:
+        async with connect(_reading(config, url)) as client:
+            yield client
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        live = embedded_url(config, runtime_dir(config.state_dir))
+        try:
+            client = await stack.enter_async_context(connect(_reading(config, live)))
+        except Unavailable:
+            copy = await stack.enter_async_context(_copied(config.state_dir))
+            client = await stack.enter_async_context(connect(_reading(config, copy)))
+        yield client
+
+
+def _reading(config: Config, url: str) -> RedisConfig:
+    """Whoever only reads need not care how durable the server is."""
+    return config.redis.model_copy(update={"url": url, "allow_volatile": True})
+
+
+@asynccontextmanager
+async def _copied(state_dir: Path) -> AsyncIterator[str]:
+    """URL of a server that has loaded a copy of the data in the state folder."""
+    data = _left_behind(state_dir)
+    with tempfile.TemporaryDirectory(prefix="muster-read-") as name:
+        folder = Path(name)
+        await asyncio.to_thread(shutil.copytree, data, folder / _AOF)
+        async with _server(folder) as url:
+            yield url
+
+
+def _left_behind(state_dir: Path) -> Path:
+    data = state_dir / "redis" / _AOF
+    if data.is_dir():
+        return data
+    below = sorted(str(found.parents[1]) for found in state_dir.glob(f"*/redis/{_AOF}"))
+    raise NotFound(
+        "no server runs for this state folder, and none has left data in it",
+        field="state_dir",
+        value=state_dir,
+        way_out=f"look below it: --state-dir {below[0]}"
+        if below
+        else "name the folder of the run with --state-dir, or its server with --redis",
+    )
+
+
+@asynccontextmanager
+async def _server(folder: Path) -> AsyncIterator[str]:
+    socket, log = folder / "s", folder / "log"
+    process = await asyncio.create_subprocess_exec(
+        server_binary(),
+        *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
+        *("--dir", str(folder), "--appendonly", "yes", "--save", ""),
+        *("--daemonize", "no", "--logfile", str(log)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await _ready(process, socket, log)
+        yield f"unix://{socket}"
+    finally:
+        await _stop(process)
+
+
+async def _ready(process: asyncio.subprocess.Process, socket: Path, log: Path) -> None:
+    client = Redis(unix_socket_path=str(socket))
+    try:
+        async with asyncio.timeout(_START_S):
+            while process.returncode is None:
+                try:
+                    await client.ping()
+                    return
+                except (failures.ConnectionError, OSError):  # not yet there, or loading
+                    await asyncio.sleep(0.01)
+    except TimeoutError:
+        pass
+    finally:
+        await client.aclose()
+    raise HostUnfit(
+        f"the recorded streams cannot be loaded: {_last_words(log)}",
+        field="state_dir",
+        value=log.parent,
+        way_out="check the append-only file with valkey-check-aof or redis-check-aof",
+    )
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    return " / ".join(lines[-3:]) or "the server says nothing"
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, 9)
+        await process.wait()

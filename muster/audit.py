@@ -1,0 +1,147 @@
+"""Does the run's record add up? Computed from the raw streams alone.
+
+Owns: findings and totals. Promise: a trajectory lost or doubled, a group with two fates or in two
+batches, a batch that is not whole and a version without ancestry each yield a problem; a group
+without a fate is a note that says why it is open. Pure.
+Does not cover: the rules themselves (audit_episodes.py, audit_batches.py), token payloads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from muster import audit_batches, audit_episodes
+from muster.finding import Finding, Severity, note, problem
+from muster.record import RunRecord
+from muster.run_index import RunIndex
+from muster.types import Fate, Value
+
+
+class Totals(Value, frozen=True):
+    """Counts of the run; siblings are places in groups, attempts are tries at filling them."""
+
+    groups: int
+    groups_trained: int
+    groups_filtered: int
+    groups_open: int
+    siblings_dispatched: int
+    siblings_trained: int  # by the members of trained batches
+    siblings_filtered: int
+    siblings_open: int
+    attempts: int
+    attempts_finished: int
+    attempts_abandoned: int  # have turns, never ended
+    siblings_repaired: int
+    batches_frozen: int
+    batches_trained: int
+    outcomes: dict[str, int]  # of finished attempts
+
+
+class Audit(Value, frozen=True):
+    """The result; `ok` without any problem."""
+
+    run: str
+    findings: tuple[Finding, ...]
+    totals: Totals
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity is Severity.PROBLEM)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def audit(record: RunRecord) -> Audit:
+    """Check everything; problems first."""
+    index = RunIndex(record)
+    totals = count(index)
+    found = [
+        *_streams(record),
+        *audit_episodes.check(index),
+        *audit_batches.check(index),
+        *_sum(totals),
+        *_open_groups(index),
+    ]
+    found.sort(key=lambda f: f.severity is not Severity.PROBLEM)
+    return Audit(record.run, tuple(found), totals)
+
+
+def count(index: RunIndex) -> Totals:
+    """Totals, each from the records that own it, so that they can disagree."""
+    sizes = {group: index.size(group) for group in index.opened}
+    fated = {fate: index.fated(fate) for fate in Fate}
+    unfated = [g for g in sizes if g not in index.fates]
+    known = {(p, a) for p, attempts in index.attempts.items() for a in attempts}
+    members = [m for step in index.trained for m in index.batch(step).members]
+    last = {episode: labels[-1].label.outcome for episode, labels in index.labels.items()}
+    return Totals(
+        groups=len(sizes),
+        groups_trained=len(fated[Fate.TRAINED]),
+        groups_filtered=len(fated[Fate.FILTERED]),
+        groups_open=len(unfated),
+        siblings_dispatched=sum(sizes.values()),
+        siblings_trained=sum(len(m.attempts) for m in members),
+        siblings_filtered=sum(sizes.get(g, 0) for g in fated[Fate.FILTERED]),
+        siblings_open=sum(sizes[g] for g in unfated),
+        attempts=len(known),
+        attempts_finished=len(index.finished),
+        attempts_abandoned=len(known) - len(index.finished),
+        siblings_repaired=sum(max(attempts) > 0 for attempts in index.attempts.values()),
+        batches_frozen=len(index.frozen),
+        batches_trained=len(index.trained),
+        outcomes=dict(sorted(Counter(map(str, last.values())).items())),
+    )
+
+
+def _sum(t: Totals) -> Iterator[Finding]:
+    accounted = t.siblings_trained + t.siblings_filtered + t.siblings_open
+    if accounted != t.siblings_dispatched:
+        parts = f"{t.siblings_trained} trained + {t.siblings_filtered} filtered"
+        yield problem(
+            f"{t.siblings_dispatched} siblings dispatched, but {parts} + {t.siblings_open} open"
+            f" = {accounted}",
+            "totals",
+        )
+
+
+def _streams(record: RunRecord) -> Iterator[Finding]:
+    for damaged in record.damaged:
+        yield problem(
+            f"entry cannot be read: {damaged.problem}", f"stream {damaged.stream} {damaged.at}"
+        )
+    for state in record.streams:
+        where = f"stream {state.stream}"
+        if state.max_deleted != "0-0":
+            yield problem(f"an entry was deleted (newest: {state.max_deleted})", where)
+        elif state.added > state.length:
+            yield note(f"the oldest {state.added - state.length} entries were trimmed", where)
+
+
+def _open_groups(index: RunIndex) -> Iterator[Finding]:
+    held = index.in_batches()
+    for group, opened in index.opened.items():
+        if group not in index.fates:
+            yield note(_why_open(index, group, opened[0].job, held), f"group {group}")
+
+
+def _why_open(index: RunIndex, group: str, job: str, held: dict[str, list[int]]) -> str:
+    if group in held:
+        return f"open: in batch {held[group][-1]}, which is not yet acknowledged"
+    missing, unusable = [], []
+    for sibling in range(index.size(group)):
+        attempt = index.newest_finished(group, sibling)
+        labels = index.labels.get(f"{group}.{sibling}.{attempt}")
+        if attempt is None or not labels:
+            missing.append(str(sibling))
+        elif not labels[-1].label.outcome.valid:
+            unusable.append(f"{sibling} ({labels[-1].label.cause})")
+    if any(j.cancelled for j in index.jobs.get(job, ())):
+        return f"open: its job {job} was cancelled"
+    if missing:
+        return f"open: siblings not finished: {', '.join(missing)}"
+    if unusable:
+        return f"open: siblings to be repaired or judged: {', '.join(unusable)}"
+    return "open: complete, waits in the bank for a trainer"

@@ -1,0 +1,143 @@
+"""Audit rules for batches, fates and versions: each group is trained once, whole, with ancestry.
+
+Owns: what must hold between batch, member, fate and version. Promise: one function per rule, each
+yields a finding per breach. Pure. Does not cover: episodes within a group (audit_episodes.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from muster.finding import Finding, note, problem
+from muster.record import Batch, FateOf, Member
+from muster.run_index import ROOT_VERSION, RunIndex, order
+from muster.types import Fate
+
+
+def check(index: RunIndex) -> Iterator[Finding]:
+    """Every rule on every batch, fate and version."""
+    yield from _steps(index)
+    for step in sorted({*index.frozen, *index.trained}):
+        yield from _stages(index, step)
+        yield from _members(index, index.batch(step))
+    for group, steps in index.in_batches().items():
+        if len(steps) > 1:
+            yield problem(f"stands in batches {', '.join(map(str, steps))}", f"group {group}")
+    yield from _fates(index)
+    yield from _versions(index)
+    for step in index.trained:
+        yield from _ancestry(index, index.batch(step))
+
+
+def _steps(index: RunIndex) -> Iterator[Finding]:
+    steps = {*index.frozen, *index.trained}
+    for step in range(1, max(steps, default=0)):
+        if step not in steps:
+            yield problem("there is no such batch, but later ones", f"batch {step}")
+    for step in sorted(s for s in steps if s < 1):
+        yield problem("steps begin at 1", f"batch {step}")
+
+
+def _stages(index: RunIndex, step: int) -> Iterator[Finding]:
+    where = f"batch {step}"
+    frozen, trained = index.frozen.get(step, []), index.trained.get(step, [])
+    if not frozen:
+        yield problem("trained, but its composition was never frozen", where)
+    if len({b.members for b in (*frozen, *trained)}) > 1:
+        yield problem("its composition changed after it was frozen", where)
+    elif len(frozen) > 1 or len(trained) > 1:
+        yield note(f"frozen {len(frozen)} times, trained {len(trained)} times, unchanged", where)
+    if frozen and trained and order(trained[0].at) < order(frozen[0].at):
+        yield problem("trained before it was frozen", where)
+
+
+def _members(index: RunIndex, batch: Batch) -> Iterator[Finding]:
+    where = f"batch {batch.step}"
+    if not batch.members:
+        yield problem("has no members", where)
+    for group, times in Counter(m.group for m in batch.members).items():
+        if times > 1:
+            yield problem(f"holds group {group} {times} times", where)
+    for member in batch.members:
+        yield from _whole(index, member, f"{where}, group {member.group}")
+
+
+def _whole(index: RunIndex, member: Member, where: str) -> Iterator[Finding]:
+    size = index.size(member.group)
+    if not size:
+        yield problem("its group was never opened", where)
+        return
+    if len(member.attempts) != size:
+        yield problem(f"{len(member.attempts)} siblings of {size}", where)
+    valid = 0
+    for sibling, attempt in enumerate(member.attempts):
+        newest = index.newest_finished(member.group, sibling)
+        if newest != attempt:
+            counts = "none has finished" if newest is None else f"{newest} is the newest finished"
+            yield problem(f"sibling {sibling} counts attempt {attempt}, but {counts}", where)
+        labels = index.labels.get(f"{member.group}.{sibling}.{attempt}", [])
+        valid += any(label.label.outcome.valid for label in labels)
+    if not valid:
+        yield problem("no sibling has a valid outcome", where)
+
+
+def _fates(index: RunIndex) -> Iterator[Finding]:
+    held, trained = index.in_batches(), index.in_batches(trained=True)
+    for group, fates in index.fates.items():
+        where = f"group {group}"
+        if len(fates) > 1:
+            yield problem(f"has {len(fates)} fates", where)
+        if group not in index.opened:
+            yield problem("has a fate, but was never opened", where)
+        for fate in fates:
+            yield from _fate(fate, held.get(group, []), trained.get(group, []))
+    for group, steps in trained.items():
+        fated = {f.step for f in index.fates.get(group, ()) if f.fate is Fate.TRAINED}
+        for step in set(steps) - fated:
+            yield problem(f"trained in batch {step}, but has no such fate", f"group {group}")
+
+
+def _fate(fate: FateOf, held: list[int], trained: list[int]) -> Iterator[Finding]:
+    where = f"group {fate.group}"
+    if fate.fate is Fate.TRAINED and fate.step not in trained:
+        yield problem(f"its fate says trained in batch {fate.step}, which does not hold it", where)
+    if fate.fate is Fate.FILTERED and held:
+        yield problem(f"filtered, but stands in batch {held[0]}", where)
+    if fate.fate is Fate.FILTERED and not fate.reason:
+        yield problem("filtered without a reason", where)
+
+
+def _versions(index: RunIndex) -> Iterator[Finding]:
+    for version, records in index.versions.items():
+        where = f"version {version}"
+        if len({(r.parent, r.digest) for r in records}) > 1:
+            yield problem("the number was used for different weights", where)
+        if len({r.published for r in records}) < len(records):
+            yield problem("a stage is recorded twice", where)
+        if version != ROOT_VERSION and records[0].published:
+            yield problem("published before it was durable", where)
+        parent = records[0].parent
+        if version != ROOT_VERSION and not (parent in index.versions or parent == ROOT_VERSION):
+            yield problem(f"its parent {parent} is not recorded", where)
+        if version > ROOT_VERSION and parent >= version:
+            yield problem(f"its parent {parent} is not older", where)
+
+
+def _ancestry(index: RunIndex, batch: Batch) -> Iterator[Finding]:
+    """Every token trained on belongs to one version that the step's own version descends from."""
+    lineage = index.lineage(batch)
+    for episode in index.member_ids(batch.members):
+        if not any(label.label.outcome.valid for label in index.labels.get(episode, ())):
+            continue
+        for turn in index.turns.get(episode, []):
+            where = f"episode {episode}, turn {turn.turn}"
+            strangers = {s.version for s in turn.spans} - lineage
+            if strangers:
+                yield problem(
+                    f"sampled from version {min(strangers)}, of which batch {batch.step}"
+                    " is no descendant",
+                    where,
+                )
+            if sum(s.end - s.start for s in turn.spans) != turn.sampled_tokens:
+                yield problem("has tokens without one version each", where)

@@ -1,0 +1,168 @@
+"""`muster demo`: the whole main job once, on this machine.
+
+Starts the services with a state folder of its own, submits a task set, follows the job until each
+of its groups is trained and the last policy version is published, prints the report, stops.
+A further demo goes on with the run it finds there: new batches from the newest version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from redis.asyncio import Redis
+
+import muster
+from muster.cli.screen import Screen, screen
+from muster.cli.settings import read_config
+from muster.cli.up import finish, run_services
+from muster.client import JobState, MusterClient, Progress
+from muster.config import Config
+from muster.errors import NotFound, Refused, Unavailable
+from muster.record import read_record
+from muster.registry import Registry
+from muster.report import report
+from muster.streams import connect, latest_version
+from muster.supervisor import Work
+from muster.types import SamplingParams, Value
+from muster.v1 import events_pb2 as ev
+
+# Two batches' worth, each with three one-command tasks and one that takes several turns: those
+# whose siblings differ most under the untrained model (docs/results/tasks.md).
+DEMO_TASKS = (
+    "copy-file",
+    "make-directory",
+    "touch-file",
+    "tidy-log",
+    "write-word",
+    "remove-directory",
+    "make-executable",
+    "two-words",
+)
+_POLL_S = 0.5
+_PUBLISH_S = 180.0  # after the last group is trained, until its version is served
+
+
+class DemoOptions(Value, frozen=True):
+    """What the command line asked for."""
+
+    batches: int
+    groups_per_batch: int
+    group_size: int
+    temperature: float
+    timeout_s: float
+
+
+def demo(
+    options: DemoOptions, *, tasks: Path | None, config_path: Path | None, as_json: bool
+) -> int:
+    """0 when all was trained, published and stopped; 130 after Ctrl-C."""
+    config = demo_config(read_config(config_path), options)
+    task_set = [tasks] if tasks else [bundled_tasks() / name for name in DEMO_TASKS]
+    with screen(as_json) as shown:
+
+        def work_of(resolved: Config) -> Work:
+            async def work() -> None:
+                await _work(resolved, options, task_set, shown)
+
+            return work
+
+        ended = run_services(config, shown, work_of)
+    if not ended.interrupted and not ended.line and not as_json:
+        print(f"everything is stopped; the run is kept in {config.state_dir}")
+    return finish(ended, interrupted_status=130)
+
+
+def demo_config(config: Config, options: DemoOptions) -> Config:
+    """`config` with the demo's state folder and batch size, and a port that is free."""
+    sections = dict(config.sections)
+    router = sections.get("router")
+    if router:
+        sections["router"] = router.model_copy(update={"listen": "127.0.0.1:0"})
+    changes = {
+        "state_dir": config.state_dir / "demo",
+        "groups_per_batch": options.groups_per_batch,
+        "sections": sections,
+    }
+    return config.model_copy(update=changes)
+
+
+def bundled_tasks() -> Path:
+    """The task set of the source tree, from there or from the current folder."""
+    places = [Path(muster.__file__).resolve().parents[1] / "tasks", Path("tasks").resolve()]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise NotFound(
+        "the bundled task set is not here",
+        field="--tasks",
+        value=places[0],
+        way_out="run in a clone of the project, or name a task set with --tasks",
+    )
+
+
+async def _work(config: Config, options: DemoOptions, task_set: list[Path], shown: Screen) -> None:
+    async with connect(config.redis) as redis:
+        entries = await Registry(redis, config.run).list("router")
+        if not entries:
+            raise Unavailable("the router is no longer listed", way_out="see logs/router.log")
+        address = entries[-1].address
+        try:
+            async with asyncio.timeout(options.timeout_s), MusterClient(address) as client:
+                await _collect(client, options, task_set, shown)
+        except TimeoutError:
+            raise Unavailable(
+                "the batches were not trained in that time",
+                field="--timeout-s",
+                value=options.timeout_s,
+                way_out="see the logs in the state folder, or allow more time",
+            ) from None
+        version = await _published(redis, config.run)
+        shown.line(f"version {version} is published: every replica serves it")
+        await _report(redis, config.run, shown)
+
+
+async def _collect(
+    client: MusterClient, options: DemoOptions, task_set: list[Path], shown: Screen
+) -> None:
+    job = await client.submit(
+        task_set,
+        groups=options.batches * options.groups_per_batch,
+        group_size=options.group_size,
+        sampling=SamplingParams(temperature=options.temperature),
+    )
+    shown.line(f"submitted {job}")
+    last: Progress | None = None
+    async for last in client.watch(job):
+        shown.job(last)
+    assert last is not None
+    if last.state is not JobState.DONE or last.groups_trained < last.groups_total:
+        raise Refused(
+            f"only {last.groups_trained} of {last.groups_total} groups were trained "
+            f"({last.groups_filtered} filtered)",
+            field="job",
+            value=job,
+            way_out="`muster report` says why groups were filtered",
+        )
+
+
+async def _published(redis: Redis, run: str) -> int:
+    """Wait until the newest durable version is published; its number."""
+    try:
+        async with asyncio.timeout(_PUBLISH_S):
+            while True:
+                durable = await latest_version(redis, run, ev.VERSION_STAGE_DURABLE)
+                served = await latest_version(redis, run, ev.VERSION_STAGE_PUBLISHED)
+                if durable and served and served.version >= durable.version:
+                    return served.version
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise Unavailable(
+            f"the newest version was not published within {_PUBLISH_S:.0f} s",
+            way_out="see logs/trainer.log and logs/inference.log in the state folder",
+        ) from None
+
+
+async def _report(redis: Redis, run: str, shown: Screen) -> None:
+    found = report(await read_record(redis, run))
+    shown.report(found)

@@ -1,0 +1,70 @@
+"""`muster up`, and running the services around a piece of work (the demo, the task check)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from muster.cli.screen import Screen, emit, screen
+from muster.cli.settings import read_config
+from muster.config import Config
+from muster.supervise import plan
+from muster.supervise.prepare import cache_dir, prepared
+from muster.supervise.resolved import toml_of
+from muster.supervise.state import runtime_dir
+from muster.supervisor import Ended, Supervisor, Work
+
+
+def up(config_path: Path | None, *, dry_run: bool, as_json: bool) -> int:
+    """Run until a signal comes; 0 after a clean stop."""
+    config = read_config(config_path)
+    if dry_run:
+        return _show_plan(config, as_json)
+    with screen(as_json) as shown:
+
+        def work_of(resolved: Config) -> Work:
+            async def hold() -> None:
+                address = getattr(resolved.sections["router"], "listen", "")
+                shown.line(f"ready: submit with `muster submit PATH --router {address}`; "
+                           "Ctrl-C stops")  # fmt: skip
+                await asyncio.Event().wait()
+
+            return hold
+
+        ended = run_services(config, shown, work_of)
+    return finish(ended, interrupted_status=0)
+
+
+def run_services(
+    config: Config,
+    shown: Screen,
+    work_of: Callable[[Config], Work],
+    *,
+    only: Collection[str] = plan.FIVE,
+) -> Ended:
+    """Prepare, start, run the work that `work_of` makes for the resolved configuration, stop."""
+    with prepared(config, shown.line, cache=cache_dir(), only=only) as ready:
+        supervisor = Supervisor(ready.config, ready.claim, ready.services, show=shown.service)
+        return asyncio.run(supervisor.run(work_of(ready.config)))
+
+
+def finish(ended: Ended, *, interrupted_status: int) -> int:
+    """The exit status; what went wrong goes to stderr as it was said."""
+    if ended.line:
+        print(ended.line, file=sys.stderr)
+        return ended.status
+    return interrupted_status if ended.interrupted else ended.status
+
+
+def _show_plan(config: Config, as_json: bool) -> int:
+    services = plan.plan(config, runtime_dir(config.state_dir))
+    if as_json:
+        for service in services:
+            emit("service", {"service": service.name, "command": list(service.command)})
+        return 0
+    print(toml_of(config))
+    for service in services:
+        print(f"# would start {service.name}: {' '.join(service.command)}")
+    return 0

@@ -1,0 +1,214 @@
+"""The client: submit task sets, follow them, cancel them. Needs the base install only.
+
+    async with MusterClient("127.0.0.1:7400") as client:
+        job = await client.submit("tasks/", groups=4, group_size=4)
+        async for progress in client.watch(job):
+            print(progress)
+
+Promise: no protobuf at the surface; a submission is sent under a name chosen here, so sending it
+again after a lost answer has the effect of one; a watch goes on through a restart of the router.
+Raises the exceptions of muster.errors. Does not cover: reading results (muster.report).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import grpc
+
+from muster import rpc
+from muster.clock import monotonic
+from muster.codec import sampling_to_pb
+from muster.errors import InvalidInput, Unavailable
+from muster.taskset import read_task_set
+from muster.types import SamplingParams, Value
+from muster.v1 import common_pb2 as common
+from muster.v1 import router_pb2 as pb
+from muster.v1.router_pb2_grpc import RouterServiceStub
+
+if TYPE_CHECKING:
+    from muster.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+_CALL_S = 30.0
+_WATCH_S = 600.0  # one stream's deadline; a longer watch opens the next one
+_RETRY_S = 0.5
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+class Progress(Value, frozen=True):
+    """A job at one moment; counts are of this job only."""
+
+    job: str
+    state: JobState
+    groups_total: int
+    groups_opened: int
+    groups_complete: int
+    groups_trained: int
+    groups_filtered: int
+    episodes_running: int
+    episodes_finished: int
+    turns: int
+    repairs: int
+    outcomes: dict[str, int]
+    policy_version: int
+    waiting_for: str
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing will change any more."""
+        return self.state is not JobState.RUNNING
+
+
+class MusterClient:
+    """A connection to a router. `patience_s`: how long it may be away before calls give up."""
+
+    def __init__(self, address: str = "127.0.0.1:7400", *, patience_s: float = 60.0):
+        self._address, self._patience_s = address, patience_s
+
+    async def __aenter__(self) -> Self:
+        self._channel = rpc.open_channel(self._address)
+        self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def submit(
+        self,
+        path: str | Path | Sequence[Path],
+        *,
+        groups: int,
+        group_size: int,
+        sampling: SamplingParams | None = None,
+        job: str = "",
+    ) -> str:
+        """Submit the task folder, or folder of tasks, at `path`; the name of the new job.
+
+        A sequence of folders is taken in its order.
+
+        groups: to collect in all, tasks taken in turn; group_size: siblings in each, 2 or more.
+        """
+        _at_least("groups", groups, 1, "ask for one group or more")
+        way_out = "use 2 or more: a group is scored by comparing its siblings"
+        _at_least("group_size", group_size, 2, way_out)
+        folders = [Path(path)] if isinstance(path, str | Path) else path
+        tasks = [t for f in folders for t in await asyncio.to_thread(read_task_set, f)]
+        request = pb.SubmitTaskSetRequest(
+            job=job or f"job-{uuid.uuid4().hex[:8]}",
+            tasks=[
+                common.TaskPackage(name=task.name, digest=task.digest, archive=task.archive)
+                for task in tasks
+            ],
+            groups=groups,
+            group_size=group_size,
+            sampling=sampling_to_pb(sampling or SamplingParams()),
+        )
+        deadline = monotonic() + self._patience_s
+        while True:
+            try:
+                with rpc.calling(f"submitting to {self._address}"):
+                    return (await self._stub.SubmitTaskSet(request, timeout=_CALL_S)).job
+            except Unavailable as error:
+                await self._again(error, deadline)
+
+    async def get(self, job: str) -> Progress:
+        """The job as it stands now; NotFound when the router does not know it."""
+        with rpc.calling(f"asking {self._address}"):
+            answer = await self._stub.GetJob(pb.GetJobRequest(job=job), timeout=_CALL_S)
+        return _progress(answer.progress)
+
+    async def cancel(self, job: str) -> Progress:
+        """Stop the job's episodes and give up its open groups."""
+        with rpc.calling(f"cancelling at {self._address}"):
+            answer = await self._stub.CancelJob(pb.CancelJobRequest(job=job), timeout=_CALL_S)
+        return _progress(answer.progress)
+
+    async def watch(self, job: str) -> AsyncIterator[Progress]:
+        """The present state at once, then every change until the job has ended.
+
+        Raises Unavailable when the router stays away for `patience_s`.
+        """
+        last: Progress | None = None
+        deadline: float | None = None  # while the router is away
+        while True:
+            try:
+                async for progress in self._watch_once(job):
+                    deadline = None
+                    if progress != last:
+                        yield progress
+                    last = progress
+                    if progress.ended:
+                        return
+                error = Unavailable("the router ended the watch before the job had ended")
+            except Unavailable as failed:
+                error = failed
+            deadline = deadline or monotonic() + self._patience_s
+            await self._again(error, deadline)
+
+    async def _watch_once(self, job: str) -> AsyncIterator[Progress]:
+        call = self._stub.WatchJob(pb.WatchJobRequest(job=job), timeout=_WATCH_S)
+        try:
+            async for message in call:
+                yield _progress(message.progress)
+        except grpc.aio.AioRpcError as error:
+            raise rpc.from_rpc(error, f"watching at {self._address}") from error
+        finally:
+            call.cancel()
+
+    async def _again(self, error: Unavailable, deadline: float) -> None:
+        """Wait before the next try, or say that it is no use."""
+        if monotonic() >= deadline:
+            raise Unavailable(
+                f"the router did not answer for {self._patience_s:.0f} s ({error.problem})",
+                field="router",
+                value=self._address,
+                way_out="start it with `muster up`, or name another address with --router",
+            ) from error
+        await asyncio.sleep(_RETRY_S)
+
+
+def _progress(message: pb.JobProgress) -> Progress:
+    names = {
+        pb.JOB_STATE_RUNNING: JobState.RUNNING,
+        pb.JOB_STATE_DONE: JobState.DONE,
+        pb.JOB_STATE_CANCELLED: JobState.CANCELLED,
+    }
+    return Progress(
+        job=message.job,
+        state=names[message.state],
+        groups_total=message.groups_total,
+        groups_opened=message.groups_opened,
+        groups_complete=message.groups_complete,
+        groups_trained=message.groups_trained,
+        groups_filtered=message.groups_filtered,
+        episodes_running=message.episodes_running,
+        episodes_finished=message.episodes_finished,
+        turns=message.turns,
+        repairs=message.repairs,
+        outcomes=dict(sorted(message.outcomes.items())),
+        policy_version=message.policy_version,
+        waiting_for=message.waiting_for,
+    )
+
+
+def _at_least(field: str, value: int, least: int, way_out: str) -> None:
+    if value < least:
+        raise InvalidInput(f"must be at least {least}", field=field, value=value, way_out=way_out)

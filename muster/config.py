@@ -1,0 +1,192 @@
+"""Typed configuration: one TOML file, then the environment, then nothing else.
+
+Owns: reading, merging, and the errors of it. Promise: an unknown key is refused with the nearest
+known name, a wrong value names its field, value and what would be right; the result is frozen.
+Sections of services are found through the entry-point group `muster.sections`.
+
+Environment: MUSTER_<KEY> for top-level keys, MUSTER_<SECTION>__<KEY> for the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from muster.errors import ConfigError
+
+S = TypeVar("S", bound="Section")
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, field docstrings as help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RedisConfig(Section):
+    """Where streams and payloads live."""
+
+    url: str = ""
+    """redis://, rediss:// or unix:// address; empty lets `muster up` start its own."""
+    allow_volatile: bool = False
+    """Accept a server without an append-only file: events may be lost when it restarts."""
+    connections_max: int = Field(32, ge=2, le=4096)
+    """Connections per process; a caller waits when all are in use."""
+    timeout_s: float = Field(10.0, gt=0)
+    """Longest wait for a connection or a reply."""
+
+
+class ModelConfig(Section):
+    """The policy's starting point."""
+
+    path: str = "smollm2-135m-instruct"
+    """A Hugging Face folder, or the name of a model that set-up converts once."""
+
+
+class TelemetryConfig(Section):
+    """Traces and logs."""
+
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
+    """DEBUG, INFO, WARNING or ERROR."""
+    traces: bool = True
+    """Write spans as JSON lines into the state folder."""
+
+
+class Config(Section):
+    """Everything a process needs to know, checked."""
+
+    run: str = Field("main", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    """Name of the policy lineage; prefix of its streams."""
+    state_dir: Path = Path(".muster")
+    """Checkpoints, journals, logs, the embedded server's data."""
+    groups_per_batch: int = Field(4, ge=1, le=65536)
+    """Groups in a batch: what the trainer leases, and the unit of the admission bound."""
+    repairs_max: int = Field(2, ge=0, le=16)
+    """Attempts that replace one lost to infrastructure; then the group's policy applies."""
+    redis: RedisConfig = RedisConfig()
+    model: ModelConfig = ModelConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    sections: dict[str, Section] = {}
+    """Filled by the loader, one entry per service."""
+
+    def section(self, name: str, kind: type[S]) -> S:
+        """The section of a service, defaults where the file is silent."""
+        found = self.sections[name]
+        if not isinstance(found, kind):
+            raise TypeError(f"section {name} is {type(found).__name__}, not {kind.__name__}")
+        return found
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Read `path` (None: defaults), apply MUSTER_* variables, check all sections.
+
+    Raises ConfigError naming the field, the value and the way out.
+    """
+    raw = _read(path) if path else {}
+    kinds = {e.name: e.load() for e in entry_points(group="muster.sections")}
+    _overlay(raw, environ, kinds)
+    known = [k for k in Config.model_fields if k != "sections"]
+    for key in raw:
+        if key not in known and key not in kinds:
+            raise _unknown(key, [*known, *kinds])
+    top = {k: v for k, v in raw.items() if k in known}
+    sections = {name: _check(kind, raw.get(name, {}), name) for name, kind in kinds.items()}
+    config: Config = _check(Config, top, "")
+    absolute = config.state_dir.expanduser().resolve()
+    return config.model_copy(update={"sections": sections, "state_dir": absolute})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            "there is no such file", field="--config", value=path, way_out="name a TOML file"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}",
+            field="--config",
+            value=path,
+            way_out="name a TOML file that this user may read",
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"not valid TOML: {error}", field="--config", value=path, way_out="mend that line"
+        ) from error
+
+
+def _overlay(
+    raw: dict[str, Any], environ: Mapping[str, str], kinds: Mapping[str, type[Section]]
+) -> None:
+    for name, value in sorted(environ.items()):
+        if not name.startswith("MUSTER_") or name.startswith(_NOT_CONFIGURATION):
+            continue
+        section, _, key = name.removeprefix("MUSTER_").lower().rpartition("__")
+        target = raw.setdefault(section, {}) if section else raw
+        if not isinstance(target, dict) or (section and section not in {*kinds, *_TOP_SECTIONS}):
+            raise _unknown(section, [*kinds, *_TOP_SECTIONS], via=name)
+        target[key] = value
+
+
+_NOT_CONFIGURATION = ("MUSTER_TEST_", "MUSTER_CACHE")  # of the tests, and of set-up
+_TOP_SECTIONS: dict[str, type[Section]] = {
+    "redis": RedisConfig,
+    "model": ModelConfig,
+    "telemetry": TelemetryConfig,
+}
+
+
+def _check(kind: type[S], data: object, where: str) -> S:
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [where] if where else []
+        path += [str(part) for part in first["loc"]]
+        field = ".".join(path)
+        if first["type"] == "extra_forbidden":
+            raise _unknown(field, list(_names(kind, where))) from None
+        raise ConfigError(
+            first["msg"].lower(), field=field, value=first["input"], way_out=_hint(kind, first)
+        ) from None
+
+
+def _names(kind: type[BaseModel], where: str) -> Iterator[str]:
+    for name, info in kind.model_fields.items():
+        dotted = f"{where}.{name}" if where else name
+        inner = _as_model(info.annotation)
+        if inner:
+            yield from _names(inner, dotted)
+        else:
+            yield dotted
+
+
+def _hint(kind: type[BaseModel], error: Any) -> str:
+    model: type[BaseModel] | None = kind
+    info = None
+    for part in error["loc"]:
+        info = model.model_fields.get(str(part)) if model else None
+        model = _as_model(info.annotation if info else None)
+    return (info.description or "see the field's type") if info else "see the field's type"
+
+
+def _as_model(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _unknown(key: str, known: list[str], via: str = "") -> ConfigError:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return ConfigError(
+        "unknown key" + (f" (from {via})" if via else ""),
+        field=key,
+        way_out=f"did you mean {near[0]!r}?" if near else "remove it",
+    )

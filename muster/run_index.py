@@ -1,0 +1,152 @@
+"""A run's record by group, episode, step and version.
+
+Owns: grouping, order of stream ids, the version lineage. Promise: nothing is dropped; lists keep
+stream order, so a duplicate stays visible as a list of two. Pure. Does not cover: judgement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from muster.record import (
+    Batch,
+    FateOf,
+    Finish,
+    Job,
+    Labelled,
+    Member,
+    Opened,
+    RunRecord,
+    Turn,
+    Version,
+)
+from muster.types import Fate
+
+ROOT_VERSION = 0
+Place = tuple[str, int]  # group, sibling
+
+
+class RunIndex:
+    """Look-ups over one RunRecord."""
+
+    def __init__(self, record: RunRecord):
+        self.record = record
+        self.opened: dict[str, list[Opened]] = defaultdict(list)
+        self.turns: dict[str, list[Turn]] = defaultdict(list)
+        self.finished: dict[str, list[Finish]] = defaultdict(list)
+        self.labels: dict[str, list[Labelled]] = defaultdict(list)
+        self.attempts: dict[Place, dict[int, list[Turn | Finish]]] = defaultdict(dict)
+        self.fates: dict[str, list[FateOf]] = defaultdict(list)
+        self.frozen: dict[int, list[Batch]] = defaultdict(list)
+        self.trained: dict[int, list[Batch]] = defaultdict(list)
+        self.versions: dict[int, list[Version]] = defaultdict(list)
+        self.jobs: dict[str, list[Job]] = defaultdict(list)
+        self._fill(record)
+
+    def _fill(self, record: RunRecord) -> None:
+        for o in record.opened:
+            self.opened[o.key.group].append(o)
+        for t in record.turns:
+            self.turns[t.key.id].append(t)
+        for f in record.finished:
+            self.finished[f.key.id].append(f)
+        for label in record.labels:
+            self.labels[label.key.id].append(label)
+        events: list[Turn | Finish] = [*record.turns, *record.finished]
+        for event in sorted(events, key=lambda e: order(e.at)):
+            by_attempt = self.attempts[event.key.group, event.key.sibling]
+            by_attempt.setdefault(event.key.attempt, []).append(event)
+        for fate in record.fates:
+            self.fates[fate.group].append(fate)
+        for batch in record.batches:
+            (self.trained if batch.trained else self.frozen)[batch.step].append(batch)
+        for version in record.versions:
+            self.versions[version.version].append(version)
+        for job in record.jobs:
+            self.jobs[job.job].append(job)
+
+    def size(self, group: str) -> int:
+        """Siblings that the group was opened with; 0 when it never was."""
+        return self.opened[group][0].group_size if group in self.opened else 0
+
+    def newest_finished(self, group: str, sibling: int) -> int | None:
+        """The newest attempt of that sibling that has ended."""
+        by_attempt = self.attempts.get((group, sibling), {})
+        ended = [a for a, events in by_attempt.items() if any(map(_is_finish, events))]
+        return max(ended, default=None)
+
+    def fate(self, group: str) -> FateOf | None:
+        """The first fate recorded."""
+        return self.fates[group][0] if group in self.fates else None
+
+    def in_batches(self, *, trained: bool = False) -> dict[str, list[int]]:
+        """Steps of the batches (or of the trained ones alone) that hold each group."""
+        held: dict[str, list[int]] = defaultdict(list)
+        for step in sorted(self.trained if trained else {*self.frozen, *self.trained}):
+            for group in {m.group for m in self.batch(step).members}:
+                held[group].append(step)
+        return held
+
+    def batch(self, step: int) -> Batch:
+        """The record of a step that says most: trained if there is one."""
+        return (self.trained.get(step) or self.frozen[step])[-1]
+
+    def member_ids(self, members: Iterable[Member]) -> list[str]:
+        """Episode ids that a batch trains on."""
+        return [
+            f"{m.group}.{sibling}.{attempt}"
+            for m in members
+            for sibling, attempt in enumerate(m.attempts)
+        ]
+
+    def parents(self) -> dict[int, int]:
+        """Parent of every recorded version."""
+        return {v: records[0].parent for v, records in self.versions.items()}
+
+    def made_by(self, step: int) -> list[Version]:
+        """Versions that the optimizer step made; several after a return to an old checkpoint."""
+        versions = (records[0] for records in self.versions.values())
+        return [v for v in versions if v.step is not None and v.step.step == step]
+
+    def base(self, batch: Batch) -> int:
+        """The version that the batch was trained on, as far as it is recorded."""
+        made = self.made_by(batch.step)
+        return made[-1].parent if made else batch.policy_version
+
+    def lineage(self, batch: Batch) -> set[int]:
+        """Versions whose tokens the batch may hold: ancestors of what it was trained on."""
+        heads = {batch.policy_version, *(v.parent for v in self.made_by(batch.step))}
+        parents = self.parents()
+        return {v for head in heads for v in chain(parents, head)}
+
+    def fated(self, fate: Fate) -> list[str]:
+        """Groups whose first fate is that one."""
+        return [g for g, fates in self.fates.items() if fates[0].fate is fate]
+
+
+def chain(parents: Mapping[int, int], version: int) -> list[int]:
+    """The version, its parent, and so on, as far as is recorded; never endless."""
+    found = [version]
+    while found[-1] in parents and found[-1] != ROOT_VERSION:
+        parent = parents[found[-1]]
+        if parent in found or parent < ROOT_VERSION:
+            break
+        found.append(parent)
+    return found
+
+
+def lag(parents: Mapping[int, int], old: int, new: int) -> int | None:
+    """Versions between `old` and `new` along the lineage; None when `old` is not its ancestor."""
+    line = chain(parents, new)
+    return line.index(old) if old in line else None
+
+
+def order(stream_id: str) -> tuple[int, int]:
+    """Stream ids as they are ordered by the server."""
+    ms, _, number = stream_id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def _is_finish(event: Turn | Finish) -> bool:
+    return isinstance(event, Finish)

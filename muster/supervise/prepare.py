@@ -1,0 +1,132 @@
+"""What must be true before the first service starts, and clearing up after the last.
+
+Owns: the claim, the checks of host, server and model, the resolved configuration file. Promise:
+everything a person can have got wrong is told here in one line, before anything runs; on leaving
+the block, the runtime folder and whatever is left of any service are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muster.config import Config
+from muster.errors import HostUnfit
+from muster.streams import connect
+from muster.supervise import plan, state
+from muster.supervise.resolved import resolve, toml_of
+from muster.types import Value
+
+_CHECK_S = 60.0
+
+Tell = Callable[[str], None]
+
+
+class Prepared(Value, frozen=True):
+    """All that a Supervisor needs."""
+
+    config: Config
+    claim: state.Claim
+    services: tuple[plan.Service, ...]
+
+
+@contextmanager
+def prepared(
+    config: Config, tell: Tell, *, cache: Path, only: Collection[str] = plan.FIVE
+) -> Iterator[Prepared]:
+    """Claim the state folder, check, resolve; `tell` gets lines for people.
+
+    Raises MusterError subclasses that name the field, its value and the way out.
+    """
+    with _interruptible():
+        claim, cleared = state.claim(config.state_dir)
+        try:
+            for line in cleared:
+                tell(f"left by an earlier run: {line}")
+            yield _prepare(config, claim, tell, cache, only)
+        finally:
+            for line in claim.release():
+                if not line.startswith("removed"):
+                    tell(f"after the stop: {line}")
+
+
+def _prepare(
+    config: Config, claim: state.Claim, tell: Tell, cache: Path, only: Collection[str]
+) -> Prepared:
+    services = plan.plan(config, claim.runtime, only)
+    if config.redis.url:
+        asyncio.run(_reach(config))
+    else:
+        (config.state_dir / "redis").mkdir(exist_ok=True)
+    model = _model(config, cache, only, tell)
+    if "sandbox" in only:
+        check_host()
+    url = plan.redis_url(config, claim.runtime)
+    resolved = resolve(config, redis_url=url, model=model)
+    file = plan.config_file(claim.runtime)
+    file.write_text(toml_of(resolved), encoding="utf-8")
+    return Prepared(resolved, claim, services)
+
+
+async def _reach(config: Config) -> None:
+    async with connect(config.redis):
+        pass
+
+
+def check_host() -> None:
+    """Raise HostUnfit with the sandbox's own words when boxes cannot be isolated here."""
+    command = (sys.executable, "-m", "services.sandbox", "--check-host")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_CHECK_S, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as slow:
+        raise HostUnfit(
+            f"the check of this machine did not end within {_CHECK_S:.0f} s",
+            way_out="run it by hand: python -m services.sandbox --check-host",
+        ) from slow
+    if done.returncode:
+        said = (line.strip() for line in (done.stdout + done.stderr).splitlines())
+        lines = [line for line in said if line and not line.startswith("ok ")]
+        if done.returncode != 2:
+            lines = lines[-1:]  # of a traceback
+        way_out = "see it whole with: python -m services.sandbox --check-host"
+        raise HostUnfit("this machine cannot isolate boxes: " + "; ".join(lines), way_out=way_out)
+
+
+def _model(config: Config, cache: Path, only: Collection[str], tell: Tell) -> str:
+    """The folder of the model, made if need be; untouched when nothing here reads it."""
+    if not {"router", "inference", "trainer"} & set(only):
+        return config.model.path
+    from muster.model import ensure_model
+
+    return str(ensure_model(config.model.path, cache, progress=tell))
+
+
+def cache_dir() -> Path:
+    """Where converted models lie: $MUSTER_CACHE, else ~/.cache/muster."""
+    return Path(os.environ.get("MUSTER_CACHE") or Path.home() / ".cache" / "muster").absolute()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that what was claimed is given back."""
+
+    def unwind(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+    former = {number: signal.signal(number, unwind) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""Starts and ends the processes of services, each under its guard, each with its log.
+
+Owns: guards, log files, the record of both in supervisor.json. Promise: a process is recorded
+before anything waits for it; `end` is bounded. Does not cover: when (machine.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from muster.supervise import logs
+from muster.supervise.plan import Service
+from muster.supervise.procfs import identify
+from muster.supervise.state import Child, Claim
+
+_GUARD = str(Path(__file__).with_name("guard.py"))
+_GUARD_KILL_S = 1.5  # a guard that has not ended its service by then is killed with its session
+_LOG_BYTES_MAX = 16 << 20
+
+
+class Processes:
+    """The processes of one claim, by service name."""
+
+    def __init__(self, claim: Claim, environment: Mapping[str, str]):
+        self._claim, self._environment = claim, environment
+        self._guards: dict[str, asyncio.subprocess.Process] = {}
+        self._log_starts: dict[str, int] = {}
+        self._logs = claim.state_dir / "logs"
+        self._logs.mkdir(exist_ok=True)
+
+    def log(self, name: str) -> Path:
+        """Where a service's output goes."""
+        return self._logs / f"{name}.log"
+
+    async def start(self, service: Service) -> None:
+        """Start it and record it."""
+        name, path = service.name, self.log(service.name)
+        before = self._claim.children.get(name)
+        logs.rotate(path, _LOG_BYTES_MAX if before else 0)
+        reading, writing = os.pipe()
+        try:
+            with path.open("ab") as log:
+                self._log_starts[name] = log.tell()
+                guard = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(writing)),
+                    *service.command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=dict(self._environment),
+                    start_new_session=True,
+                    pass_fds=(writing,),
+                )
+        finally:
+            os.close(writing)
+        self._guards[name] = guard
+        # Ends at once when the guard dies, since it holds the only other end.
+        told = await asyncio.to_thread(os.read, reading, 32)
+        os.close(reading)
+        process = identify(int(told)) if told.strip() else None
+        starts = before.starts + 1 if before else 1
+        self._claim.children[name] = Child(identify(guard.pid), process, starts)
+        self._claim.write()
+
+    async def ended(self, name: str) -> tuple[int, str]:
+        """Wait for the end: exit status (128 + n after signal n) and its last words."""
+        status = await self._guards[name].wait()
+        status = status if status >= 0 else 128 - status
+        return status, logs.last_words(self.log(name), self._log_starts[name], status)
+
+    def terminate(self, name: str) -> None:
+        """Ask it to stop; the guard passes it on."""
+        with contextlib.suppress(ProcessLookupError):
+            self._guards[name].send_signal(signal.SIGTERM)
+
+    async def end(self, name: str) -> None:
+        """Kill it with all that descends from it."""
+        guard = self._guards[name]
+        with contextlib.suppress(ProcessLookupError):
+            guard.send_signal(signal.SIGHUP)
+        try:
+            async with asyncio.timeout(_GUARD_KILL_S):
+                await guard.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGKILL)
+
+    def bound_logs(self) -> None:
+        """Keep every log under its limit."""
+        for name in self._guards:
+            logs.rotate(self.log(name), _LOG_BYTES_MAX)

@@ -1,0 +1,161 @@
+"""Runs the services of one machine as processes: start, watch, restart, stop, leave nothing.
+
+Owns: the loop around supervise/machine.py and the signals. Promise: the first SIGINT, SIGTERM or
+SIGHUP stops all in order, within 10 s whatever they are doing; a second one kills at once.
+Does not cover: what must be true before a start (supervise/prepare.py), showing progress (CLI).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+from muster.clock import monotonic
+from muster.config import Config
+from muster.supervise import machine
+from muster.supervise.health import Health
+from muster.supervise.plan import Service, environment
+from muster.supervise.processes import Processes
+from muster.supervise.state import Claim
+from muster.types import Value
+
+_TICK_S = 0.1
+_LOG_CHECK_S = 10.0
+
+Show = Callable[[machine.Report], None]
+Work = Callable[[], Awaitable[None]]
+
+
+class Ended(Value, frozen=True):
+    """How a run ended: `line` is a message for people when nobody asked for the end."""
+
+    status: int
+    line: str
+    interrupted: bool
+
+
+class Supervisor:
+    """One run of a plan under a claim. `config` is the resolved one."""
+
+    def __init__(
+        self,
+        config: Config,
+        claim: Claim,
+        services: Sequence[Service],
+        *,
+        show: Show,
+        rules: machine.Rules | None = None,
+    ):
+        self._show, self._services = show, {service.name: service for service in services}
+        self._machine = machine.SupervisorMachine(
+            rules or machine.Rules(tuple(service.rule for service in services))
+        )
+        self._health = Health(config.redis.url, config.run)
+        self._processes = Processes(claim, environment(os.environ, claim.runtime))
+        # Bounded by what a handful of services can do between two turns of the loop.
+        self._inbox: asyncio.Queue[machine.Event] = asyncio.Queue(1000)
+        self._ready = asyncio.Event()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._finish: machine.Finish | None = None
+        self._interrupted = False
+        self._work: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+
+    async def run(self, work: Work | None = None) -> Ended:
+        """Until asked to stop, or until `work` is done, which starts when all are ready.
+
+        An exception of `work` is raised again when everything has stopped.
+        """
+        numbers = self._take_signals()
+        try:
+            async with self._health, asyncio.TaskGroup() as tasks:
+                timers = [
+                    tasks.create_task(self._ticks(), name="supervisor-ticks"),
+                    tasks.create_task(self._bound_logs(), name="supervisor-logs"),
+                ]
+                if work:
+                    self._work = tasks.create_task(self._run_work(work), name="supervisor-work")
+                finish = await self._loop(tasks)
+                for task in (*timers, *self._watches.values()):
+                    task.cancel()
+                self._cancel_work()
+        finally:
+            for number in numbers:
+                asyncio.get_running_loop().remove_signal_handler(number)
+        if self._failure and not self._interrupted and not finish.line:
+            raise self._failure
+        return Ended(finish.status, finish.line, self._interrupted)
+
+    async def _loop(self, tasks: asyncio.TaskGroup) -> machine.Finish:
+        while True:
+            event = await self._inbox.get()
+            for command in self._machine.handle(event, monotonic()):
+                if isinstance(command, machine.Finish):
+                    return command
+                await self._execute(command, tasks)
+
+    async def _execute(self, command: machine.Command, tasks: asyncio.TaskGroup) -> None:
+        match command:
+            case machine.Start(name):
+                await self._processes.start(self._services[name])
+                self._watches[name] = tasks.create_task(self._watch(name), name=f"watch-{name}")
+            case machine.Terminate(name):
+                self._cancel_work()
+                self._processes.terminate(name)
+            case machine.Kill(name):
+                self._cancel_work()
+                tasks.create_task(self._processes.end(name), name=f"kill-{name}")
+            case machine.Report():
+                self._show(command)
+            case machine.AllReady():
+                self._ready.set()
+            case machine.Finish():
+                raise AssertionError("the loop ends there")
+
+    async def _watch(self, name: str) -> None:
+        """Feed `Healthy` once, then `Exited`."""
+        async with asyncio.TaskGroup() as tasks:
+            probe = tasks.create_task(self._probe(name), name=f"probe-{name}")
+            status, line = await self._processes.ended(name)
+            probe.cancel()
+        await self._inbox.put(machine.Exited(name, status, line))
+
+    async def _probe(self, name: str) -> None:
+        await self._health.ready(self._services[name])
+        await self._inbox.put(machine.Healthy(name))
+
+    async def _run_work(self, work: Work) -> None:
+        await self._ready.wait()
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - raised again once all have stopped
+            self._failure = error
+        await self._inbox.put(machine.StopAsked())
+
+    def _cancel_work(self) -> None:
+        if self._work:
+            self._work.cancel()
+
+    async def _ticks(self) -> None:
+        while True:
+            await self._inbox.put(machine.Tick())
+            await asyncio.sleep(_TICK_S)
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOG_CHECK_S)
+            self._processes.bound_logs()
+
+    def _take_signals(self) -> list[signal.Signals]:
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup keeps it ignored
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        return numbers
+
+    def _on_signal(self) -> None:
+        self._interrupted = True
+        self._inbox.put_nowait(machine.StopAsked())

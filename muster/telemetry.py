@@ -1,0 +1,144 @@
+"""Logs, traces and their identity across gRPC and streams.
+
+Owns: JSON log lines on stderr, OpenTelemetry spans (JSON lines in the state folder), the
+`traceparent` that gRPC metadata and stream entries carry. Promise: one record per line whatever
+the text holds: control characters never reach a terminal. Metric names are in DESIGN §9.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.propagate import extract, inject
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+
+from muster.config import TelemetryConfig
+
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+
+
+def printable(text: str) -> str:
+    """`text` with every control character but newline and tab shown as \\xNN (C0, C1, DEL)."""
+    return "".join(
+        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else f"\\x{ord(c):02x}"
+        for c in text
+    )
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record; extra fields stand beside the message."""
+
+    def __init__(self, service: str):
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        data: dict[str, Any] = {
+            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname,
+            "service": self._service,
+            "logger": record.name,
+            "text": record.getMessage(),
+        }
+        data |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        if record.exc_info:
+            data["traceback"] = self.formatException(record.exc_info)
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            data["trace"] = f"{context.trace_id:032x}"
+        # JSON escapes every control character but DEL.
+        return json.dumps(data, ensure_ascii=True, default=str).replace("\x7f", "\\u007f")
+
+
+class _FileExporter(SpanExporter):
+    """Spans as JSON lines; append only."""
+
+    def __init__(self, path: Path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        for span in spans:
+            context = span.get_span_context()
+            parent = span.parent
+            line = {
+                "name": span.name,
+                "trace": f"{context.trace_id:032x}" if context else "",
+                "span": f"{context.span_id:016x}" if context else "",
+                "parent": f"{parent.span_id:016x}" if parent else "",
+                "links": [f"{link.context.trace_id:032x}" for link in span.links],
+                "start_ns": span.start_time,
+                "end_ns": span.end_time,
+                "attributes": dict(span.attributes or {}),
+            }
+            self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.flush()
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._file.close()
+
+
+def configure(service: str, config: TelemetryConfig, state_dir: Path) -> None:
+    """Set up logs and traces of this process; call once, first thing."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(config.log_level)
+    if config.traces:
+        provider = TracerProvider(resource=Resource.create({"service.name": f"muster-{service}"}))
+        exporter = _FileExporter(state_dir / "traces" / f"{service}.jsonl")
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        trace.set_tracer_provider(provider)
+
+
+def flush() -> None:
+    """Write out finished spans; bounded."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.force_flush(2000)
+
+
+def logger(name: str) -> logging.Logger:
+    """A logger; fields go in `extra={...}`."""
+    return logging.getLogger(name)
+
+
+@contextmanager
+def span(
+    name: str, *, parent: str = "", links: Sequence[str] = (), **attributes: Any
+) -> Iterator[trace.Span]:
+    """A span around a block.
+
+    parent: `traceparent` of the caller (gRPC); links: those of stream entries that led here
+    (a batch fans in, so its sources are links and not parents).
+    """
+    context = extract({"traceparent": parent}) if parent else None
+    found = [trace.get_current_span(extract({"traceparent": v})) for v in links if v]
+    linked = [trace.Link(s.get_span_context()) for s in found if s.get_span_context().is_valid]
+    tracer = trace.get_tracer("muster")
+    with tracer.start_as_current_span(
+        name, context=context, links=linked, attributes=attributes
+    ) as current:
+        yield current
+
+
+def traceparent() -> str:
+    """The current span as a W3C `traceparent`, empty outside of one."""
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return carrier.get("traceparent", "")

@@ -1,0 +1,178 @@
+"""The process group that carries one publication.
+
+Owns: opening, joining, broadcasting and ending a group of one trainer (rank 0) and its replicas.
+Promise: every wait ends within the group's time limit; a group is used once (`generation` names it
+and is never reused), and whatever goes wrong, the way on is a new group. Bytes cross as one flat
+stream in packed buckets. `gloo` runs on CPUs; `nccl` is the same code path on GPUs and has
+**not yet been run on hardware**.
+Does not cover: what the bytes mean (manifest.py), who takes part (publisher.py).
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+from typing import Any
+
+from muster.errors import InvalidInput, Unavailable
+from muster.transfer.manifest import buckets
+from muster.types import Value
+
+BUCKET_BYTES = 32 << 20  # part of the protocol: ranks that differ would tear the stream
+BACKENDS = ("gloo", "nccl")
+
+
+class GroupSpec(Value, frozen=True):
+    """One membership. `timeout_s` bounds joining and every broadcast, from when it is read."""
+
+    backend: str
+    host: str
+    port: int
+    rank: int
+    world_size: int
+    generation: str
+    timeout_s: float
+
+
+class Meeting:
+    """The trainer's end of a group before anybody joined: a bound port where ranks meet.
+
+    The socket is bound first and handed over, so no other process can take the port in between,
+    and it listens on `host` alone. The store serves without waiting for anyone.
+    """
+
+    def __init__(self, host: str, world_size: int, *, timeout_s: float):
+        from torch.distributed import TCPStore
+
+        try:
+            listener = socket.create_server((host, 0), backlog=max(16, world_size))
+        except OSError as error:
+            raise InvalidInput(
+                f"cannot listen there: {error}",
+                field="transfer.host",
+                value=host,
+                way_out="give an address of this machine that the replicas can reach",
+            ) from error
+        self.host, self.port = host, int(listener.getsockname()[1])
+        self.store = TCPStore(
+            host,
+            self.port,
+            world_size,
+            is_master=True,
+            timeout=datetime.timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+class WeightGroup:
+    """A joined group. Not safe to use from two threads."""
+
+    def __init__(self, spec: GroupSpec, process_group: Any, store: Any):
+        self.spec, self._group, self._store = spec, process_group, store
+
+    def broadcast(self, stream: Any) -> None:
+        """Send (rank 0) or fill (others) `stream`: flat, uint8, of one length everywhere.
+
+        Blocks; raises Unavailable when a rank is lost or the time limit passes.
+        """
+        from torch.distributed.distributed_c10d import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = datetime.timedelta(seconds=self.spec.timeout_s)
+        try:
+            for slot in buckets(stream.numel(), BUCKET_BYTES):
+                piece = stream[slot.start : slot.end]
+                self._group.broadcast([piece], options).wait()
+        except RuntimeError as error:
+            raise Unavailable(
+                f"the transfer broke off: {_first_line(error)}",
+                field="transfer.generation",
+                value=self.spec.generation,
+                way_out="publish again; a new group is made",
+            ) from error
+
+    def close(self) -> None:
+        """End the membership; for nccl a hanging collective is aborted."""
+        abort = getattr(self._group, "abort", None)
+        if self.spec.backend == "nccl" and abort is not None:
+            abort()
+        self._group = None
+        self._store = None
+
+
+def join(spec: GroupSpec, *, store: Any = None) -> WeightGroup:
+    """Join the group; blocks until all ranks are there or `timeout_s` passed (Unavailable).
+
+    store: the trainer gives its Meeting's; replicas connect to host and port.
+    """
+    from torch.distributed import PrefixStore, TCPStore
+
+    if spec.backend not in BACKENDS:
+        raise InvalidInput(
+            "unknown transport",
+            field="transfer.backend",
+            value=spec.backend,
+            way_out=f"one of {', '.join(BACKENDS)}",
+        )
+    limit = datetime.timedelta(seconds=spec.timeout_s)
+    try:
+        if store is None:
+            store = TCPStore(
+                spec.host,
+                spec.port,
+                spec.world_size,
+                is_master=False,
+                timeout=limit,
+                wait_for_workers=False,
+            )
+        meeting = PrefixStore(spec.generation, store)
+        made = (
+            _gloo(spec, meeting, limit) if spec.backend == "gloo" else _nccl(spec, meeting, limit)
+        )
+    except RuntimeError as error:
+        raise Unavailable(
+            f"the transfer group did not come together: {_first_line(error)}",
+            field="transfer.generation",
+            value=spec.generation,
+            way_out="check that trainer and replicas reach each other, then publish again",
+        ) from error
+    return WeightGroup(spec, made, store)
+
+
+def _gloo(spec: GroupSpec, store: Any, limit: datetime.timedelta) -> Any:
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._timeout = limit
+    # The default device follows the host name, which need not be an address others can reach.
+    local = _local_address(spec.host, spec.port)
+    options._devices = [ProcessGroupGloo.create_device(hostname=local)]
+    return ProcessGroupGloo(store, spec.rank, spec.world_size, options)
+
+
+def _nccl(spec: GroupSpec, store: Any, limit: datetime.timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return ProcessGroupNCCL(store, spec.rank, spec.world_size, options)
+
+
+def _local_address(host: str, port: int) -> str:
+    """The address of this machine from which `host` is reached."""
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return host
+    except ValueError:
+        pass  # a name: ask the routing table below
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:300]

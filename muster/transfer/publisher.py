@@ -1,0 +1,343 @@
+"""One policy version from the trainer to every replica: prepare, transfer, verify, commit.
+
+Owns: `publish`, the trainer's whole interface to the engines. Promises: every wait is bounded by
+the settings; a replica that fails costs only itself (its error is in its report, and it was told to
+drop what it had); a replica is reported as serving only after it said so. Any trainer may use it.
+Does not cover: which replicas there are (the registry), checkpoints, version records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from muster import rpc, telemetry
+from muster.clock import monotonic
+from muster.errors import Fenced, InvalidInput, MusterError, Unavailable
+from muster.transfer import group as transport
+from muster.transfer import manifest as weights
+from muster.transfer import wire
+from muster.types import Value
+from muster.v1 import inference_pb2 as pb
+from muster.v1.inference_pb2_grpc import InferenceServiceStub
+
+if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+T = TypeVar("T")
+_log = telemetry.logger("muster.transfer")
+_POLL_S = 0.05
+
+
+class TransferSettings(Value, frozen=True):
+    """How to publish. `host` is an address of the trainer that replicas can reach."""
+
+    backend: str = "gloo"
+    host: str = "127.0.0.1"
+    timeout_s: float = 120.0  # of the whole publication
+    call_timeout_s: float = 20.0  # of a call that answers at once
+
+
+class ReplicaPublication(Value, frozen=True):
+    """How one replica took the version. `error` is empty when it serves it."""
+
+    replica: str
+    address: str
+    error: str = ""
+    latency_s: float = 0.0  # weights ready until this replica served them
+    pause_s: float = 0.0
+    token_gap_s: float = 0.0
+    receive_s: float = 0.0
+    apply_s: float = 0.0
+    requests_recomputed: int = 0
+    tokens_lost: int = 0
+
+    @property
+    def serving(self) -> bool:
+        """True when this replica serves the version."""
+        return not self.error
+
+
+async def publish(
+    state: Mapping[str, Any],
+    *,
+    run: str,
+    trainer_epoch: int,
+    version: int,
+    parent: int,
+    replicas: Sequence[tuple[str, str]],
+    settings: TransferSettings | None = None,
+    manifest: weights.Manifest | None = None,
+) -> list[ReplicaPublication]:
+    """Bring `state` (name → tensor, exactly those of the checkpoint) to all replicas, side by side.
+
+    replicas: (id, gRPC address); one report each, in that order. `manifest` saves hashing anew when
+    the caller has it. Raises Fenced if a newer trainer has been seen by a replica, InvalidInput for
+    a state that no engine could take; everything else is in the reports.
+    """
+    settings = settings or TransferSettings()
+    began = monotonic()
+    if not replicas:
+        return []
+    made = manifest
+    if made is None:
+        made = await asyncio.to_thread(weights.build, state, version=version, parent=parent)
+    if (made.version, made.parent) != (version, parent):
+        raise InvalidInput("the manifest is of another version", field="version", value=version)
+    stream = await asyncio.to_thread(_stream, state, made, settings)
+    job = _Job(run, trainer_epoch, made, stream, settings, began)
+    # A group per replica where the transport is point to point anyway: failures stay apart.
+    together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
+    reports: dict[str, ReplicaPublication] = {}
+    with telemetry.span("publish", version=version, replicas=len(replicas)):
+        async with asyncio.TaskGroup() as tasks:
+            for members in together:
+                tasks.create_task(job.transfer(members, reports), name=f"publish-{members[0][0]}")
+    if job.fenced is not None:
+        raise job.fenced
+    return [reports[name] for name, _ in replicas]
+
+
+def _stream(
+    state: Mapping[str, Any], manifest: weights.Manifest, settings: TransferSettings
+) -> Any:
+    stream = weights.pack(state, manifest)
+    return stream.cuda() if settings.backend == "nccl" else stream
+
+
+class _Job:
+    """One publication in hand."""
+
+    def __init__(
+        self,
+        run: str,
+        epoch: int,
+        manifest: weights.Manifest,
+        stream: Any,
+        settings: TransferSettings,
+        began: float,
+    ):
+        self._run, self._epoch, self._manifest = run, epoch, manifest
+        self._stream, self._settings, self._began = stream, settings, began
+        self.fenced: Fenced | None = None
+
+    async def transfer(
+        self, members: list[tuple[str, str]], reports: dict[str, ReplicaPublication]
+    ) -> None:
+        """One group: all members or, after some failed to prepare, the others in a new group."""
+        while members:
+            async with AsyncExitStack() as channels:
+                links = [
+                    _Link(
+                        self,
+                        name,
+                        address,
+                        await channels.enter_async_context(rpc.channel(address)),
+                    )
+                    for name, address in members
+                ]
+                ready = await self._prepare(links)
+                if all(link.error is None for link in links):
+                    await self._send_and_commit(links, *ready)
+                    left = []
+                else:
+                    left = [(k.name, k.address) for k in links if k.error is None]
+                    links = [link for link in links if link.error is not None]
+                await _all([link.settle() for link in links])
+                for link in links:
+                    reports[link.name] = link.report()
+                members = left
+
+    async def _prepare(self, links: list[_Link]) -> tuple[transport.Meeting, transport.GroupSpec]:
+        size, left = len(links) + 1, self.left()
+        meeting = transport.Meeting(self._settings.host, size, timeout_s=left)
+        spec = transport.GroupSpec(
+            backend=self._settings.backend,
+            host=meeting.host,
+            port=meeting.port,
+            rank=0,
+            world_size=size,
+            generation=f"{self._run}/{self._manifest.version}/{uuid.uuid4().hex}",
+            timeout_s=left,
+        )
+        await _all([link.prepare(spec, rank) for rank, link in enumerate(links, start=1)])
+        return meeting, spec
+
+    async def _send_and_commit(
+        self, links: list[_Link], meeting: transport.Meeting, spec: transport.GroupSpec
+    ) -> None:
+        sending = _in_daemon(lambda: self._send(meeting, spec), f"send-{self._manifest.version}")
+        await _all([link.stage_and_commit(sending) for link in links])
+
+    def _send(self, meeting: transport.Meeting, spec: transport.GroupSpec) -> None:
+        group = transport.join(spec, store=meeting.store)
+        try:
+            group.broadcast(self._stream)
+        finally:
+            group.close()
+
+    def left(self) -> float:
+        """Seconds left for this publication, never quite 0."""
+        return max(0.1, self._settings.timeout_s - (monotonic() - self._began))
+
+
+class _Link:
+    """One replica in one publication."""
+
+    def __init__(self, job: _Job, name: str, address: str, channel: Any):
+        self._job, self.name, self.address = job, name, address
+        self._stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+        self.error: MusterError | None = None
+        self._answer: pb.CommitWeightUpdateResponse | None = None
+        self._latency_s = 0.0
+
+    async def prepare(self, spec: transport.GroupSpec, rank: int) -> None:
+        """Ask it to receive; the error, if any, is kept."""
+        job = self._job
+        group = wire.group_to_pb(spec)
+        group.rank = rank
+        request = pb.PrepareWeightUpdateRequest(
+            run=job._run,
+            trainer_epoch=job._epoch,
+            manifest=wire.manifest_to_pb(job._manifest),
+            group=group,
+        )
+        try:
+            with rpc.calling(f"prepare on {self.name}"):
+                await self._stub.PrepareWeightUpdate(request, timeout=self._call_s())
+        except MusterError as error:
+            self._failed(error)
+
+    async def stage_and_commit(self, sending: asyncio.Future[None]) -> None:
+        """Wait until it has verified everything, then let it apply."""
+        try:
+            async with asyncio.timeout(self._job.left()):
+                await self._staged(sending)
+                await self._commit()
+        except TimeoutError:
+            limit = self._job._settings.timeout_s
+            self._failed(
+                Unavailable(
+                    f"{self.name} did not take version {self._job._manifest.version} "
+                    f"within {limit} s",
+                    way_out="see its log; it is left out until a publication reaches it",
+                )
+            )
+        except MusterError as error:
+            self._failed(error)
+
+    async def _staged(self, sending: asyncio.Future[None]) -> None:
+        version = self._job._manifest.version
+        while True:
+            status = await self._status()
+            if status.update_version == version:
+                if status.update_phase == pb.UPDATE_PHASE_STAGED:
+                    return
+                if status.update_phase == pb.UPDATE_PHASE_FAILED:
+                    raise Unavailable(f"{self.name} refused it: {status.update_error}")
+            elif sending.done():
+                raise Unavailable(f"{self.name} is no longer receiving version {version}")
+            if sending.done() and sending.exception() is not None:
+                raise Unavailable(f"sending to {self.name}: {sending.exception()}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _commit(self) -> None:
+        job = self._job
+        version = job._manifest.version
+        request = pb.CommitWeightUpdateRequest(
+            run=job._run, trainer_epoch=job._epoch, version=version
+        )
+        try:
+            with rpc.calling(f"commit on {self.name}"):
+                self._answer = await self._stub.CommitWeightUpdate(request, timeout=job.left())
+        except Unavailable:
+            # The answer is lost, not known to be no: ask.
+            status = await self._status()
+            if status.version != version or status.state != pb.REPLICA_STATE_SERVING:
+                raise
+            self._answer = pb.CommitWeightUpdateResponse(version=version)
+        self._latency_s = monotonic() - job._began
+
+    async def settle(self) -> None:
+        """Tell a replica that failed to drop what it has; it may be gone."""
+        if self.error is None or isinstance(self.error, Fenced):
+            return
+        job = self._job
+        request = pb.AbortWeightUpdateRequest(
+            run=job._run, trainer_epoch=job._epoch, version=job._manifest.version
+        )
+        try:
+            with rpc.calling(f"abort on {self.name}"):
+                await self._stub.AbortWeightUpdate(request, timeout=self._call_s())
+        except MusterError as error:
+            _log.info("abort on %s: %s", self.name, error)
+
+    def report(self) -> ReplicaPublication:
+        """What became of it."""
+        if self._answer is None:
+            why = str(self.error) or "no answer"
+            return ReplicaPublication(self.name, self.address, error=why)
+        answer = self._answer
+        return ReplicaPublication(
+            self.name,
+            self.address,
+            latency_s=self._latency_s,
+            pause_s=answer.pause_s,
+            token_gap_s=answer.token_gap_s,
+            receive_s=answer.receive_s,
+            apply_s=answer.apply_s,
+            requests_recomputed=answer.requests_recomputed,
+            tokens_lost=answer.tokens_lost,
+        )
+
+    async def _status(self) -> pb.GetReplicaStatusResponse:
+        with rpc.calling(f"status of {self.name}"):
+            request = pb.GetReplicaStatusRequest()
+            return await self._stub.GetReplicaStatus(request, timeout=self._call_s())
+
+    def _failed(self, error: MusterError) -> None:
+        _log.warning("publication to %s failed: %s", self.name, error)
+        self.error = error
+        if isinstance(error, Fenced):
+            self._job.fenced = error
+
+    def _call_s(self) -> float:
+        return self._job._settings.call_timeout_s
+
+
+async def _all(work: Sequence[Any]) -> None:
+    """Run coroutines side by side; each keeps its own error."""
+    async with asyncio.TaskGroup() as tasks:
+        for one in work:
+            tasks.create_task(one)
+
+
+def _in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Run blocking work in a daemon thread: a hanging transport must not hold up the exit."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+            future.exception()  # read here: nobody may be waiting any more
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiter as it is
+            failed = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failed)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -1,0 +1,56 @@
+"""Manifest and group to protobuf and back.
+
+Promise: lossless; what comes in is checked (`manifest.checked`), so a servicer that decodes has a
+consistent manifest. Does not cover: the rest of the wire (muster/codec.py).
+"""
+
+from __future__ import annotations
+
+from muster.transfer.group import GroupSpec
+from muster.transfer.manifest import Manifest, TensorSpec, checked
+from muster.v1 import inference_pb2 as pb
+
+
+def manifest_to_pb(manifest: Manifest) -> pb.WeightManifest:
+    return pb.WeightManifest(
+        version=manifest.version,
+        parent=manifest.parent,
+        tensors=[
+            pb.TensorEntry(name=s.name, shape=s.shape, dtype=s.dtype, digest=s.digest)
+            for s in manifest.tensors
+        ],
+        digest=manifest.digest,
+        bytes_total=manifest.bytes_total,
+    )
+
+
+def manifest_from_pb(message: pb.WeightManifest) -> Manifest:
+    """Raises InvalidInput for a manifest that contradicts itself."""
+    specs = tuple(TensorSpec(e.name, tuple(e.shape), e.dtype, e.digest) for e in message.tensors)
+    return checked(
+        Manifest(message.version, message.parent, specs, message.digest, message.bytes_total)
+    )
+
+
+def group_to_pb(spec: GroupSpec) -> pb.TransferGroup:
+    return pb.TransferGroup(
+        backend=spec.backend,
+        host=spec.host,
+        port=spec.port,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        generation=spec.generation,
+        deadline_s=spec.timeout_s,
+    )
+
+
+def group_from_pb(message: pb.TransferGroup) -> GroupSpec:
+    return GroupSpec(
+        message.backend,
+        message.host,
+        message.port,
+        message.rank,
+        message.world_size,
+        message.generation,
+        message.deadline_s,
+    )

@@ -1,0 +1,156 @@
+"""The words of Muster as frozen carriers; also the glossary.
+
+Owns: ids, segments, spans, episode keys, labels. Promise: no I/O, no clock, no protobuf.
+Does not cover: the wire (codec.py), the outcome rules (outcome.py).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class SegmentKind(StrEnum):
+    """What produced a run of tokens."""
+
+    PROMPT = "prompt"
+    MODEL = "model"  # sampled by the policy: log-probabilities and version spans
+    OBSERVATION = "observation"
+
+
+class Outcome(StrEnum):
+    """The end of one attempt (DESIGN §7)."""
+
+    MODEL_SUCCESS = "model_success"
+    MODEL_FAILURE = "model_failure"
+    INFRA_FAILURE = "infra_failure"
+    UNKNOWN = "unknown"
+
+    @property
+    def valid(self) -> bool:
+        """True when the attempt may enter a gradient or a group's statistics."""
+        return self in (Outcome.MODEL_SUCCESS, Outcome.MODEL_FAILURE)
+
+
+class EpisodeState(StrEnum):
+    """What a sibling is doing; every instant of an episode belongs to one."""
+
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOX_START = "box_start"
+    TOOL = "tool"
+    VERIFY = "verify"
+    HOLD = "hold"
+
+
+class Fate(StrEnum):
+    """The end of a group."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+
+
+class StepLimit(StrEnum):
+    """Which limit ended a step."""
+
+    NONE = "none"
+    TIME = "time"
+    MEMORY = "memory"
+    PIDS = "pids"
+    DISK = "disk"
+
+
+class VerdictStatus(StrEnum):
+    """How a verification ended."""
+
+    REWARDED = "rewarded"
+    TIMEOUT = "timeout"
+    INVALID = "invalid"  # no verdict, or not finite, or out of range
+    SETUP_FAILED = "setup_failed"
+
+
+class FinishReason(StrEnum):
+    """Why sampling stopped."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class Value(msgspec.Struct, frozen=True):
+    """Base of every immutable carrier."""
+
+
+class SamplingParams(Value, frozen=True):
+    """Sampling transforms; applied on both sides or refused (DESIGN §8)."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 turns it off
+    seed: int = 0
+
+
+class EpisodeKey(Value, frozen=True, order=True):
+    """One attempt at filling one sibling, under the router that owns it."""
+
+    run: str
+    group: str
+    sibling: int
+    attempt: int
+    owner_epoch: int
+
+    @property
+    def id(self) -> str:
+        """`group.sibling.attempt`, unique within the run."""
+        return f"{self.group}.{self.sibling}.{self.attempt}"
+
+
+class VersionSpan(Value, frozen=True):
+    """Sampled tokens [start, end) of a MODEL segment came from `version`."""
+
+    version: int
+    start: int
+    end: int
+    kv_min_version: int
+
+
+class StateInterval(Value, frozen=True):
+    """Wall time (Unix seconds, router clock) spent in one state."""
+
+    state: EpisodeState
+    start_unix_s: float
+    end_unix_s: float
+
+
+class Segment(Value, frozen=True):
+    """A run of tokens of one kind; `logprobs` has one entry per token of a MODEL segment."""
+
+    kind: SegmentKind
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
+
+
+class OutcomeLabel(Value, frozen=True):
+    """What became of an attempt, why, and the evidence."""
+
+    outcome: Outcome
+    cause: str
+    reward: float | None = None
+    limit: str = ""
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    flaky: bool = False
+    detail: str = ""
+
+
+class Limits(Value, frozen=True):
+    """What a box may use; bytes, counts."""
+
+    memory_bytes: int = 256 << 20
+    pids: int = 64
+    disk_bytes: int = 32 << 20
+    disk_inodes: int = 4096
+    output_bytes: int = 4096  # kept per step: half head, half tail

@@ -1,0 +1,1 @@
+"""Engines: `fake` (scripted, no dependencies) and `vllm`."""

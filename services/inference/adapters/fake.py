@@ -1,0 +1,219 @@
+"""A scripted engine: no model, no torch, the same contract as the real one.
+
+Owns: `FakeEngine` and its `Script`. Promise: deterministic: the tokens follow from prompt, seed and
+position, the log-probabilities from context and version, so Score repeats what sampling said.
+Failures are asked for by name; time passes only where the script says so.
+Does not cover: receiving weights (a `Receive` function can be given for that).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Mapping
+
+from muster.clock import monotonic
+from muster.errors import Refused, Unavailable
+from muster.transfer.group import GroupSpec
+from muster.transfer.manifest import Manifest
+from muster.types import FinishReason, Value
+from services.inference.engine import (
+    ApplyFailed,
+    Chunk,
+    CommitFigures,
+    Finish,
+    Load,
+    Sampling,
+    Scored,
+    UpdatePhase,
+    UpdateStatus,
+)
+from services.inference.spans import spans_from_labels
+
+Receive = Callable[[Manifest, GroupSpec], str]
+"""Blocks until the weights are here; empty when they are right, else what is wrong."""
+_VOCABULARY = 1000
+
+
+class Script(Value, frozen=True):
+    """How a fake engine behaves. Times in seconds."""
+
+    replies: tuple[tuple[int, ...], ...] = ()  # used in turn, then the last again; () = by hash
+    length: int = 16  # tokens of a hashed reply, before its stop token
+    step_s: float = 0.0  # between two tokens
+    start_s: float = 0.0
+    switch: Mapping[int, int] = {}  # at that token of a request the engine's version becomes this
+    wedged: bool = False  # sampling never gives a token; only abort ends it
+    stale: bool = False  # after an apply the label stays the old one
+    fail: frozenset[str] = frozenset()  # start, sample, score, prepare, receive, apply, alive
+
+
+class FakeEngine:
+    """See `services.inference.engine.Engine`."""
+
+    def __init__(self, script: Script | None = None, *, receive: Receive | None = None):
+        self.script = script or Script()
+        self.fingerprint = "fake"
+        self._receive = receive or (lambda manifest, group: "")
+        self._version = 0
+        self._replies = 0
+        self._total = 0
+        self._live: dict[str, asyncio.Event] = {}
+        self._update = UpdateStatus()
+        self._broken = False
+
+    def rescript(self, script: Script) -> None:
+        """Behave like this from now on."""
+        self.script = script
+
+    async def start(self, version: int) -> None:
+        """See Engine."""
+        await asyncio.sleep(self.script.start_s)
+        self._fail_if("start")
+        self._version = version
+
+    async def sample(self, request: Sampling) -> AsyncGenerator[Chunk | Finish, None]:
+        """See Engine."""
+        if self._broken:
+            raise Unavailable("the last update did not end well", way_out="publish again in full")
+        reply = self._reply(request)
+        aborted = self._live[request.request_id] = asyncio.Event()
+        began = monotonic()
+        sampled: list[int] = []
+        labels: list[tuple[str, int, int]] = []
+        reason = FinishReason.LENGTH
+        try:
+            for at in range(request.max_tokens):
+                if await self._step(aborted):
+                    reason = FinishReason.ABORT
+                    break
+                self._version = self.script.switch.get(at, self._version)
+                self._fail_if("sample")
+                token = reply[at] if at < len(reply) else _hashed(request.prompt, sampled, at)
+                logprob = _logprob((*request.prompt, *sampled), token, self._version)
+                sampled.append(token)
+                _label(labels, self._version, at)
+                self._total += 1
+                yield Chunk((token,), (logprob,))
+                if token in request.stop_token_ids:
+                    reason = FinishReason.STOP
+                    break
+            spans = spans_from_labels(labels)
+            yield Finish(reason, spans, decode_s=monotonic() - began)
+        finally:
+            self._live.pop(request.request_id, None)
+
+    def _reply(self, request: Sampling) -> tuple[int, ...]:
+        """The scripted reply, or a hashed one that ends with the first stop token."""
+        if self.script.replies:
+            index = min(self._replies, len(self.script.replies) - 1)
+            self._replies += 1
+            return self.script.replies[index]
+        length = range(self.script.length)
+        head = [_hashed(request.prompt, [], request.params.seed + at) for at in length]
+        return (*head, *request.stop_token_ids[:1])
+
+    async def _step(self, aborted: asyncio.Event) -> bool:
+        """Let time pass; True if the request was aborted meanwhile."""
+        if self.script.wedged:
+            await aborted.wait()
+        await asyncio.sleep(self.script.step_s)
+        return aborted.is_set()
+
+    async def abort(self, request_id: str) -> bool:
+        """See Engine."""
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        live.set()
+        return True
+
+    async def score(self, token_ids: tuple[int, ...], temperature: float) -> Scored:
+        """See Engine; any temperature, which it ignores."""
+        del temperature
+        self._fail_if("score")
+        version = self._version
+        logprobs = [
+            _logprob(token_ids[:i], token_ids[i], version) for i in range(1, len(token_ids))
+        ]
+        return Scored(tuple(logprobs), version)
+
+    def alive(self) -> bool:
+        """See Engine."""
+        return "alive" not in self.script.fail
+
+    def load(self) -> Load:
+        """See Engine."""
+        return Load(len(self._live), 0, 1 << 16, 0, self._total)
+
+    async def prepare_update(self, manifest: Manifest, group: GroupSpec) -> None:
+        """See Engine."""
+        self._fail_if("prepare")
+        if self._update.phase in (UpdatePhase.RECEIVING, UpdatePhase.STAGED):
+            raise Refused(f"version {self._update.version} is {self._update.phase}")
+        self._update = UpdateStatus(UpdatePhase.RECEIVING, manifest.version)
+        asyncio.get_running_loop().run_in_executor(None, self._arrive, manifest, group)
+
+    def _arrive(self, manifest: Manifest, group: GroupSpec) -> None:
+        began = monotonic()
+        wrong = "asked to fail" if "receive" in self.script.fail else self._receive(manifest, group)
+        if self._update.version == manifest.version:  # else aborted meanwhile
+            phase = UpdatePhase.FAILED if wrong else UpdatePhase.STAGED
+            self._update = UpdateStatus(phase, manifest.version, wrong, monotonic() - began)
+
+    async def update_status(self) -> UpdateStatus:
+        """See Engine."""
+        return self._update
+
+    async def commit_update(self, version: int) -> CommitFigures:
+        """See Engine."""
+        update = self._update
+        if update.phase is not UpdatePhase.STAGED or update.version != version:
+            raise Refused(
+                f"that version is not staged ({update.phase})", field="version", value=version
+            )
+        self._update = UpdateStatus()
+        if "apply" in self.script.fail:
+            self._broken = True
+            raise ApplyFailed("asked to fail")
+        if not self.script.stale:
+            self._version = version
+        if self._version != version:  # its canary
+            self._broken = True
+            raise ApplyFailed(f"canary failed: the label is {self._version}")
+        self._broken = False
+        running = len(self._live)
+        return CommitFigures(version, receive_s=update.receive_s, requests_recomputed=running)
+
+    async def abort_update(self) -> None:
+        """See Engine."""
+        self._update = UpdateStatus()
+
+    async def shutdown(self) -> None:
+        """See Engine."""
+        for live in self._live.values():
+            live.set()
+
+    def _fail_if(self, verb: str) -> None:
+        if verb in self.script.fail:
+            raise Unavailable(f"{verb}: asked to fail", way_out="take that out of the script")
+
+
+def _hashed(prompt: tuple[int, ...], sampled: list[int], salt: int) -> int:
+    return _digest(repr((prompt, sampled, salt))) % _VOCABULARY
+
+
+def _logprob(context: tuple[int, ...], token: int, version: int) -> float:
+    return -(1 + _digest(repr((context, token, version))) % 1024) / 256.0  # exact in float32
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
+
+
+def _label(labels: list[tuple[str, int, int]], version: int, at: int) -> None:
+    """Extend the last label by the token at `at`, or begin a new one."""
+    if labels and labels[-1][0] == str(version):
+        labels[-1] = (labels[-1][0], labels[-1][1], at + 1)
+    else:
+        labels.append((str(version), at, at + 1))

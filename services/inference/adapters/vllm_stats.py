@@ -1,0 +1,122 @@
+"""What the vLLM adapter counts: requests, KV, tokens, and the longest gap between tokens.
+
+Promise: cheap, never blocks. Does not cover: timings of one request (vLLM reports those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from services.inference.engine import Load
+
+
+class LiveRequest:
+    """A request in the engine; started once its first token left."""
+
+    def __init__(self) -> None:
+        self.started = False
+
+
+class LoadMeter:
+    """Requests in hand and KV in use."""
+
+    def __init__(self) -> None:
+        self.kv_tokens_total = 0
+        self._usage = 0.0
+        self._live: dict[str, LiveRequest] = {}
+
+    @contextmanager
+    def request(self, request_id: str) -> Iterator[LiveRequest]:
+        """Counted while the block runs."""
+        live = self._live[request_id] = LiveRequest()
+        try:
+            yield live
+        finally:
+            self._live.pop(request_id, None)
+
+    def has(self, request_id: str) -> bool:
+        """Whether that request is in hand."""
+        return request_id in self._live
+
+    def names(self) -> list[str]:
+        """All requests in hand."""
+        return list(self._live)
+
+    def started(self) -> int:
+        """Requests that have KV to lose."""
+        return sum(live.started for live in self._live.values())
+
+    def now(self, tokens_generated: int) -> Load:
+        """All figures."""
+        running = self.started()
+        used = round(self._usage * self.kv_tokens_total) if self._live else 0
+        waiting = len(self._live) - running
+        return Load(running, waiting, self.kv_tokens_total, used, tokens_generated)
+
+    def factory(self, vllm_config: Any, engine_index: int = 0) -> Any:
+        """A vLLM stat logger that feeds this meter."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        meter = self
+
+        class Logger(StatLoggerBase):  # type: ignore[misc] # vLLM is untyped here
+            def __init__(self, vllm_config: Any, engine_index: int = 0):
+                del vllm_config, engine_index
+
+            def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+                if scheduler_stats is not None:
+                    meter._usage = scheduler_stats.kv_cache_usage
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Logger(vllm_config, engine_index)
+
+
+class TokenMeter:
+    """Sampled tokens since start, and the longest time in which none left while some were due."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._sampling: set[str] = set()
+        self._last = 0.0
+        self._longest = 0.0
+        self._resumed = asyncio.Event()
+
+    def tokens(self, request_id: str, at: float, count: int) -> None:
+        """`count` tokens of a request left the engine at `at` (monotonic seconds)."""
+        if self._sampling:
+            self._longest = max(self._longest, at - self._last)
+        self.total += count
+        self._last = at
+        self._sampling.add(request_id)
+        self._resumed.set()
+
+    def ended(self, request_id: str) -> None:
+        """A request is over, however it ended."""
+        self._sampling.discard(request_id)
+        if not self._sampling:
+            self._resumed.set()  # nobody is left to wait for
+
+    def open_window(self) -> None:
+        """Start looking for the longest gap."""
+        self._longest = 0.0
+        self._resumed.clear()
+
+    def apply_done(self) -> None:
+        """Tokens that leave from here on end the gap."""
+        self._resumed.clear()
+
+    async def close_window(self, *, wait_s: float) -> float:
+        """Seconds; waits for the first token after the apply, at most `wait_s`."""
+        if not self._sampling:
+            return self._longest
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._resumed.wait()
+        except TimeoutError:
+            return max(self._longest, wait_s)  # still recomputing: at least this long
+        return self._longest

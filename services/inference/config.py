@@ -1,0 +1,42 @@
+"""Settings of an inference replica."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from muster.config import Section
+
+
+class InferenceConfig(Section):
+    """One engine replica."""
+
+    listen: str = "127.0.0.1:0"
+    """Address to serve gRPC on; port 0 lets the system choose."""
+    engine: Literal["vllm", "fake"] = "vllm"
+    """vllm, or fake: a scripted engine without a model, for tests of the other services."""
+    max_model_len: int = Field(2048, ge=64)
+    """Longest context, prompt and sampled tokens together."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """Memory for the KV cache, GiB."""
+    max_requests: int = Field(32, ge=1, le=4096)
+    """Requests admitted at once; more are refused, the router chooses another replica."""
+    scores_max: int = Field(2, ge=1, le=64)
+    """Score calls admitted at once."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the engine; 0 takes all cores."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type of the weights in the engine."""
+    block_size: int = Field(32, ge=16)
+    """KV block, tokens; shared prefixes are cached in whole blocks (multiple of 32 on CPU)."""
+    canary_timeout_s: float = Field(60.0, gt=0)
+    """Longest wait for the canary at start and after an apply."""
+    apply_timeout_s: float = Field(120.0, gt=0)
+    """Longest apply, from the pause until the canary has passed; then the replica is fenced."""
+    receive_timeout_s: float = Field(600.0, gt=0)
+    """Upper bound on the time limit that a trainer may set for one transfer."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Longest start of the engine, until its canary has passed."""
+    isolate: bool = True
+    """Own PID and mount namespaces (as root), so nothing outlives the service."""

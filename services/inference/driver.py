@@ -1,0 +1,179 @@
+"""One replica at work: the pure state of replica.py around an engine.
+
+Owns: the order of I/O of each verb. Promises: a call is admitted before the engine hears of it and
+released however it ends; prepare answers at once; an apply that fails fences the replica.
+Does not cover: protobuf (server.py), weights (adapters/).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Self
+
+from muster import telemetry
+from muster.errors import InvalidInput, MusterError, Unavailable
+from muster.transfer.group import GroupSpec
+from muster.transfer.manifest import Manifest, check_complete
+from muster.types import EpisodeKey
+from services.inference.engine import (
+    ApplyFailed,
+    Chunk,
+    CommitFigures,
+    Engine,
+    Finish,
+    Sampling,
+    Scored,
+    UpdatePhase,
+    UpdateStatus,
+)
+from services.inference.replica import Replica, State
+from services.inference.sampling import check_sampling
+
+_log = telemetry.logger("muster.inference")
+
+
+class ReplicaDriver:
+    """The verbs of one replica, in domain types."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        engine: Engine,
+        *,
+        receive_timeout_s: float,
+        expected: Mapping[str, tuple[int, ...]] | None = None,
+    ):
+        """expected: name → shape of the checkpoint served; None: any manifest is taken as whole."""
+        self.replica, self.engine = replica, engine
+        self._expected = expected
+        self._receive_timeout_s = receive_timeout_s
+        self._updating = asyncio.Lock()
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *reason: Any) -> None:
+        """End the engine, then wait for an apply that it cut off."""
+        del reason
+        try:
+            await self.shutdown()
+        finally:
+            # Without the reason: what went wrong in the block is to be seen as it is.
+            await self._tasks.__aexit__(None, None, None)
+
+    async def start(self, version: int) -> None:
+        """Start the engine; SERVING when its canary has passed."""
+        await self.engine.start(version)
+        self.replica.started(version)
+
+    async def generate(
+        self, key: EpisodeKey, request: Sampling
+    ) -> AsyncGenerator[Chunk | Finish, None]:
+        """Chunks, then one Finish."""
+        check_sampling(request.params)
+        self.replica.admit_request(
+            key, request.request_id, prompt=len(request.prompt), max_tokens=request.max_tokens
+        )
+        stream = self.engine.sample(request)
+        try:
+            async for item in stream:
+                yield item
+        finally:
+            await stream.aclose()
+            self.replica.release_request(request.request_id)
+
+    async def abort(self, key: EpisodeKey, request_id: str) -> bool:
+        """End a request of an owner that is still the owner."""
+        self.replica.check_owner(key)
+        return await self.engine.abort(request_id)
+
+    async def score(self, token_ids: tuple[int, ...], temperature: float) -> Scored:
+        """Log-probabilities of the tokens after the first."""
+        self.replica.admit_score(len(token_ids))
+        try:
+            return await self.engine.score(token_ids, temperature)
+        finally:
+            self.replica.release_score()
+
+    async def prepare(self, run: str, epoch: int, manifest: Manifest, group: GroupSpec) -> int:
+        """Start receiving; the version served now. What was arriving before is dropped."""
+        self.replica.check_trainer(run, epoch)
+        self.replica.check_prepare(manifest.version, manifest.parent)
+        if self._expected is not None:
+            check_complete(manifest, self._expected)
+        if not 0 < group.timeout_s <= self._receive_timeout_s:
+            raise InvalidInput(
+                "time limit of the transfer is out of range",
+                field="group.deadline_s",
+                value=group.timeout_s,
+                way_out=f"at most inference.receive_timeout_s = {self._receive_timeout_s}",
+            )
+        async with self._updating:
+            await self.engine.abort_update()
+            await self.engine.prepare_update(manifest, group)
+        return self.replica.version
+
+    async def commit(self, run: str, epoch: int, version: int) -> CommitFigures:
+        """Apply what is staged. A caller that goes away does not cut the apply in half."""
+        self.replica.check_trainer(run, epoch)
+        work = self._tasks.create_task(self._commit(version), name=f"commit-{version}")
+        outcome = await asyncio.shield(work)
+        if isinstance(outcome, MusterError):
+            raise outcome
+        return outcome
+
+    async def _commit(self, version: int) -> CommitFigures | MusterError:
+        """Expected failures are returned: raised, they would end the whole task group."""
+        async with self._updating:
+            try:
+                self.replica.begin_commit()
+            except MusterError as error:
+                return error
+            try:
+                figures = await self.engine.commit_update(version)
+            except MusterError as error:
+                self.replica.commit_refused()
+                return error
+            except ApplyFailed as error:
+                self.replica.apply_failed(f"version {version}: {error}")
+                _log.error("fenced: %s", error)
+                return _fenced(version)
+            except BaseException:
+                # Cut off half way: nobody knows what the engine holds.
+                self.replica.apply_failed(f"version {version}: the apply was cut off")
+                raise
+            self.replica.committed(version)
+            return figures
+
+    async def abort_update(self, run: str, epoch: int) -> int:
+        """Drop what is arriving or staged; the version served."""
+        self.replica.check_trainer(run, epoch)
+        async with self._updating:
+            await self.engine.abort_update()
+        return self.replica.version
+
+    async def update_status(self) -> UpdateStatus:
+        """IDLE until the engine runs, and while it applies (its verbs wait for it then)."""
+        if self.replica.state is State.STARTING or self.replica.committing:
+            return UpdateStatus()
+        status = await self.engine.update_status()
+        if status.phase is UpdatePhase.FAILED:
+            _log.warning("update failed", extra={"version": status.version, "why": status.error})
+        return status
+
+    async def shutdown(self) -> None:
+        """Admit nothing more, end the engine."""
+        self.replica.drain()
+        await self.engine.shutdown()
+
+
+def _fenced(version: int) -> MusterError:
+    return Unavailable(
+        "the apply failed half way; the replica is fenced and serves nothing",
+        field="version",
+        value=version,
+        way_out="publish a version again in full, or restart the replica",
+    )

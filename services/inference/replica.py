@@ -1,0 +1,203 @@
+"""What one replica may do now: its state, its fences, its admission.
+
+Owns: STARTING → SERVING ⇄ FENCED → DRAINING, the newest owner epoch and trainer epoch seen for each
+run, and the counts of calls admitted. Promise: pure and synchronous; every refusal says why. A
+replica that may hold mixed weights serves nothing until a full update succeeded (DESIGN §5.8).
+Does not cover: the engine itself (adapters/), the order of the verbs' I/O (driver.py).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
+from muster.types import EpisodeKey
+
+
+class State(StrEnum):
+    """Of the whole replica."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FENCED = "fenced"
+    DRAINING = "draining"
+
+
+class Bounds:
+    """Limits from the configuration."""
+
+    def __init__(self, *, requests_max: int, scores_max: int, tokens_max: int):
+        self.requests_max, self.scores_max, self.tokens_max = requests_max, scores_max, tokens_max
+
+
+class Replica:
+    """The state of one replica. Every method either changes it as named or raises."""
+
+    def __init__(self, run: str, bounds: Bounds):
+        self._run, self._bounds = run, bounds
+        self.state = State.STARTING
+        self.version = 0
+        self.why_fenced = ""
+        self.committing = False
+        self._owner_epoch = 0
+        self._trainer_epoch = 0
+        self._requests: set[str] = set()
+        self._scores = 0
+
+    # Admission ---------------------------------------------------------------------------
+
+    def admit_request(
+        self, key: EpisodeKey, request_id: str, *, prompt: int, max_tokens: int
+    ) -> None:
+        """Admit one Generate; `release_request` must follow."""
+        self.check_owner(key)
+        self._check_serving()
+        if not request_id or len(request_id) > 256:
+            way_out = "name it <group>.<sibling>.<attempt>.<turn>"
+            raise _bad("request_id", request_id, "empty or longer than 256", way_out)
+        if request_id in self._requests:
+            raise Refused(
+                "a request of that name is running",
+                field="request_id",
+                value=request_id,
+                way_out="abort it first; names are unique per attempt and turn",
+            )
+        self._check_length(prompt, max_tokens)
+        if len(self._requests) >= self._bounds.requests_max:
+            raise Exhausted(
+                f"{self._bounds.requests_max} requests are running",
+                field="inference.max_requests",
+                value=self._bounds.requests_max,
+                way_out="choose another replica, or wait",
+            )
+        self._requests.add(request_id)
+
+    def release_request(self, request_id: str) -> None:
+        """A request is over."""
+        self._requests.discard(request_id)
+
+    def admit_score(self, tokens: int) -> None:
+        """Admit one Score; `release_score` must follow."""
+        self._check_serving()
+        if tokens < 2:
+            raise _bad("token_ids", tokens, "fewer than two tokens", "send at least two")
+        self._check_length(tokens, 1)
+        if self._scores >= self._bounds.scores_max:
+            raise Exhausted(
+                f"{self._bounds.scores_max} scores are running",
+                field="inference.scores_max",
+                value=self._bounds.scores_max,
+                way_out="wait, or choose another replica",
+            )
+        self._scores += 1
+
+    def release_score(self) -> None:
+        """A score is over."""
+        self._scores -= 1
+
+    def check_owner(self, key: EpisodeKey) -> None:
+        """Refuse a router that is no longer the owner; remember a newer one."""
+        self._check_run(key.run, "episode.run")
+        if key.owner_epoch < self._owner_epoch:
+            raise Fenced(
+                f"owner epoch {self._owner_epoch} has been seen",
+                field="episode.owner_epoch",
+                value=key.owner_epoch,
+                way_out="a newer router owns this run: stop",
+            )
+        self._owner_epoch = key.owner_epoch
+
+    # Weight updates ----------------------------------------------------------------------
+
+    def check_trainer(self, run: str, epoch: int) -> None:
+        """Refuse a trainer that has been replaced; remember a newer one."""
+        self._check_run(run, "run")
+        if epoch < self._trainer_epoch:
+            raise Fenced(
+                f"trainer epoch {self._trainer_epoch} has been seen",
+                field="trainer_epoch",
+                value=epoch,
+                way_out="a newer trainer publishes for this run: stop",
+            )
+        self._trainer_epoch = epoch
+
+    def check_prepare(self, version: int, parent: int) -> None:
+        """May that version start to arrive?"""
+        if self.state not in (State.SERVING, State.FENCED):
+            raise Unavailable(f"the replica is {self.state}", way_out="wait until it is SERVING")
+        if self.committing:
+            raise Refused("an update is being applied", way_out="wait for it, then publish again")
+        if version == parent or version <= 0:
+            way_out = "a version is positive and not its own parent"
+            raise _bad("manifest.version", version, f"not a child of {parent}", way_out)
+        if version == self.version and self.state is State.SERVING:
+            raise Refused(
+                "that version is served already",
+                field="manifest.version",
+                value=version,
+                way_out="nothing to do; versions are never reused",
+            )
+
+    def begin_commit(self) -> None:
+        """An apply starts: the engine pauses, requests wait."""
+        if self.state not in (State.SERVING, State.FENCED):
+            raise Unavailable(f"the replica is {self.state}", way_out="wait until it is SERVING")
+        if self.committing:
+            raise Refused("an update is being applied", way_out="ask for the status")
+        self.committing = True
+
+    def commit_refused(self) -> None:
+        """Nothing had been changed."""
+        self.committing = False
+
+    def committed(self, version: int) -> None:
+        """The new version passed its canary."""
+        self.committing, self.version, self.why_fenced = False, version, ""
+        if self.state is State.FENCED:
+            self.state = State.SERVING
+
+    def apply_failed(self, why: str) -> None:
+        """The weights may be mixed."""
+        self.committing, self.why_fenced = False, why
+        if self.state is not State.DRAINING:
+            self.state = State.FENCED
+
+    # Life --------------------------------------------------------------------------------
+
+    def started(self, version: int) -> None:
+        """Warm, and the canary passed."""
+        self.version = version
+        if self.state is State.STARTING:
+            self.state = State.SERVING
+
+    def drain(self) -> None:
+        """Nothing new is admitted any more."""
+        self.state = State.DRAINING
+
+    def _check_serving(self) -> None:
+        if self.state is State.SERVING:
+            return
+        why = f": {self.why_fenced}" if self.state is State.FENCED else ""
+        raise Unavailable(f"the replica is {self.state}{why}", way_out="choose another replica")
+
+    def _check_run(self, run: str, field: str) -> None:
+        if run != self._run:
+            way_out = f"this replica serves run {self._run!r}"
+            raise _bad(field, run, "another run", way_out)
+
+    def _check_length(self, prompt: int, max_tokens: int) -> None:
+        if prompt < 1:
+            raise _bad("prompt_token_ids", prompt, "no tokens", "send at least one")
+        if max_tokens < 1:
+            raise _bad("max_tokens", max_tokens, "nothing may be sampled", "at least 1")
+        if prompt + max_tokens > self._bounds.tokens_max:
+            raise InvalidInput(
+                f"{prompt} tokens and {max_tokens} to sample exceed the context",
+                field="inference.max_model_len",
+                value=self._bounds.tokens_max,
+                way_out="shorten the context, or raise inference.max_model_len",
+            )
+
+
+def _bad(field: str, value: object, problem: str, way_out: str) -> InvalidInput:
+    return InvalidInput(problem, field=field, value=value, way_out=way_out)

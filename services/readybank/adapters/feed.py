@@ -1,0 +1,156 @@
+"""Messages of the run's streams as events of the machine, and its records as messages.
+
+Owns: that mapping. Promise: a message that cannot be read raises InvalidInput and never half an
+event. An entry's time is the one that Redis gave its id.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from muster import codec
+from muster.errors import InvalidInput
+from muster.streams import Received, StreamEntry
+from muster.v1 import events_pb2 as ev
+from services.readybank import events as e
+
+
+def event_of(message: Received) -> e.BankEvent | None:
+    """The event that a message of events, outcomes, versions or jobs stands for, if any."""
+    try:
+        return _READERS[message.stream](message)
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"not a message of this stream: {error}",
+            field=message.stream,
+            value=message.id,
+            way_out="see which program wrote it; the entry is left out",
+        ) from error
+
+
+def written_at(message: Received) -> float:
+    """Unix seconds at which Redis took the message."""
+    return int(message.id.partition("-")[0]) / 1000
+
+
+def _trajectory(message: Received) -> e.BankEvent | None:
+    found = ev.TrajectoryEvent.FromString(message.data)
+    at = written_at(message)
+    kind = found.WhichOneof("event")
+    if kind == "group_opened":
+        opened = found.group_opened
+        return e.GroupOpened(
+            group=found.episode.group,
+            job=opened.job,
+            task=opened.task,
+            group_size=opened.group_size,
+            sampling=codec.sampling_from_pb(opened.sampling),
+            owner_epoch=found.episode.owner_epoch,
+            at_unix_s=at,
+        )
+    key = codec.key_from_pb(found.episode)
+    if kind == "turn_finished":
+        turn = found.turn_finished
+        return e.TurnRecorded(
+            episode=key,
+            turn=turn.turn,
+            payload_key=turn.payload_key,
+            sampled_tokens=turn.sampled_tokens,
+            spans=codec.spans_from_pb(turn.spans),
+            at_unix_s=at,
+        )
+    if kind == "episode_finished":
+        return e.EpisodeRecorded(key, found.episode_finished.turns, at)
+    return None
+
+
+def _label(message: Received) -> e.BankEvent:
+    found = ev.OutcomeLabel.FromString(message.data)
+    key = codec.key_from_pb(found.episode)
+    return e.LabelRecorded(key, codec.label_from_pb(found), written_at(message))
+
+
+def _version(message: Received) -> e.BankEvent:
+    found = ev.PolicyVersionRecord.FromString(message.data)
+    published = found.stage == ev.VERSION_STAGE_PUBLISHED
+    return e.VersionSeen(found.version, found.parent, published)
+
+
+def _job(message: Received) -> e.BankEvent | None:
+    found = ev.JobRecord.FromString(message.data)
+    return e.JobCancelled(found.job) if found.cancelled else None
+
+
+_READERS = {"events": _trajectory, "outcomes": _label, "versions": _version, "jobs": _job}
+
+
+def restored_batches(messages: list[Received]) -> list[e.BatchRestored]:
+    """One event per frozen step of the batches stream."""
+    frozen: dict[int, e.Batch] = {}
+    trained: set[int] = set()
+    for message in messages:
+        record = ev.BatchRecord.FromString(message.data)
+        if record.stage == ev.BATCH_STAGE_TRAINED:
+            trained.add(record.step)
+        else:
+            frozen.setdefault(record.step, batch_from_pb(record))
+    return [e.BatchRestored(frozen[step], step in trained) for step in sorted(frozen)]
+
+
+def restored_fate(message: Received) -> e.FateRestored:
+    """A message of the fates stream."""
+    found = ev.GroupFate.FromString(message.data)
+    return e.FateRestored(found.group, codec.fate_from_pb(found.fate))
+
+
+def batch_from_pb(record: ev.BatchRecord) -> e.Batch:
+    return e.Batch(
+        step=record.step,
+        members=tuple(e.BatchMember(m.group, tuple(m.attempts)) for m in record.members),
+        asked_unix_s=record.asked_unix_s,
+        complete_unix_s=record.complete_unix_s,
+        trainer_epoch=record.trainer_epoch,
+        policy_version=record.policy_version,
+    )
+
+
+def batch_to_pb(run: str, batch: e.Batch, stage: ev.BatchStage.ValueType) -> ev.BatchRecord:
+    return ev.BatchRecord(
+        run=run,
+        step=batch.step,
+        stage=stage,
+        members=[ev.BatchMember(group=m.group, attempts=m.attempts) for m in batch.members],
+        asked_unix_s=batch.asked_unix_s,
+        complete_unix_s=batch.complete_unix_s,
+        trainer_epoch=batch.trainer_epoch,
+        policy_version=batch.policy_version,
+    )
+
+
+def frozen_entry(run: str, batch: e.Batch) -> StreamEntry:
+    """Written before anything of the batch is sent."""
+    return _batch_entry(batch_to_pb(run, batch, ev.BATCH_STAGE_FROZEN), "frozen")
+
+
+def trained_entries(run: str, batch: e.Batch, fates: tuple[e.FateRecord, ...]) -> list[StreamEntry]:
+    """The end of a step and of its groups, to be written in one call."""
+    record = batch_to_pb(run, batch, ev.BATCH_STAGE_TRAINED)
+    return [*(fate_entry(run, fate) for fate in fates), _batch_entry(record, "trained")]
+
+
+def fate_entry(run: str, fate: e.FateRecord) -> StreamEntry:
+    message = ev.GroupFate(
+        run=run,
+        group=fate.group,
+        fate=codec.fate_to_pb(fate.fate),
+        step=fate.step,
+        reason=fate.reason,
+    )
+    plain = (("group", fate.group), ("fate", fate.fate), ("step", str(fate.step)))
+    return StreamEntry("fates", "fates", fate.group, message.SerializeToString(), plain)
+
+
+def _batch_entry(record: ev.BatchRecord, stage: str) -> StreamEntry:
+    plain = (("step", str(record.step)), ("stage", stage))
+    data = record.SerializeToString()
+    return StreamEntry("batches", "batches", f"{record.step}/{stage}", data, plain)

@@ -1,0 +1,150 @@
+"""The bank's machine on real streams.
+
+Owns: reading the streams (from the start, then their tail), writing batches and fates, handing
+answers to the calls that wait. Promise: the epoch is taken before anything is read, so no former
+bank can write behind this one's back; a write that keeps failing ends the service, and the next
+incarnation finds all it needs in the streams. Does not cover: decisions (machine.py), gRPC
+(server.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from muster import telemetry
+from muster.driver import MachineDriver
+from muster.errors import InvalidInput, Unavailable
+from muster.journal import Journal
+from muster.streams import Received, RunStreams
+from services.readybank import events as e
+from services.readybank.adapters import feed
+from services.readybank.config import ReadyBankConfig
+from services.readybank.machine import BankMachine
+
+T = TypeVar("T")
+Answer = e.SendBatch | e.AnswerRegistered | e.AnswerAcknowledged | e.RefuseCall
+_log = telemetry.logger("services.readybank")
+_WAIT_MAX_S = 5.0
+# Before groups and labels, so that what they refer to is known.
+_FIRST = ("versions", "jobs")
+_THEN = ("events", "outcomes")
+
+
+class Calls:
+    """Calls that wait for the machine's answer, by id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._number = 0
+
+    def open(self, kind: str) -> tuple[str, asyncio.Future[Answer]]:
+        self._number += 1
+        call = f"{kind}-{self._number}"
+        self._waiting[call] = asyncio.get_running_loop().create_future()
+        return call, self._waiting[call]
+
+    def close(self, call: str) -> None:
+        self._waiting.pop(call, None)
+
+    def answer(self, answer: Answer) -> None:
+        """Hand it over; a caller that hung up is none."""
+        waiting = self._waiting.get(answer.call)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+
+class BankDriver:
+    """Runs one BankMachine; `ask` is what the server calls."""
+
+    def __init__(
+        self,
+        streams: RunStreams,
+        config: ReadyBankConfig,
+        machine: BankMachine,
+        journal: Journal,
+    ):
+        self.streams, self._config, self.machine = streams, config, machine
+        self.calls = Calls()
+        self._driver = MachineDriver[e.BankEvent, e.BankCommand](machine, self._execute, journal)
+        self._read: dict[str, str] = {}
+
+    async def feed(self, event: e.BankEvent) -> None:
+        await self._driver.feed(event)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """The machine's loop, until `stopping`."""
+        await self._driver.run(stopping)
+
+    async def ticks(self) -> None:
+        await self._driver.ticks(e.Tick, self._config.tick_s)
+
+    async def recover(self, trainer_epoch: int) -> None:
+        """Feed all that is durable; `run` must be under way."""
+        await self.feed(e.TrainerEpochRestored(trainer_epoch))
+        for batch in feed.restored_batches(await self._all("batches")):
+            await self.feed(batch)
+        for message in await self._all("fates"):
+            await self.feed(feed.restored_fate(message))
+        # Read in the other order than fed: a label read has its events and versions read after it.
+        found = {stream: await self._all(stream) for stream in (*_THEN, *_FIRST)}
+        for stream in (*_FIRST, *_THEN):
+            await self._feed_all(found[stream])
+            self._read[stream] = found[stream][-1].id if found[stream] else "0"
+
+    async def tail(self) -> None:
+        """Feed what is appended from now on, for ever."""
+        while True:
+            page = await self._retried(lambda: self.streams.tail(self._read))
+            for stream in (*_FIRST, *_THEN):
+                messages = [m for m in page if m.stream == stream]
+                await self._feed_all(messages)
+                if messages:
+                    self._read[stream] = messages[-1].id
+
+    async def _all(self, stream: str) -> list[Received]:
+        return await self._retried(lambda: self.streams.read_all(stream))
+
+    async def _feed_all(self, messages: list[Received]) -> None:
+        for message in messages:
+            try:
+                event = feed.event_of(message)
+            except InvalidInput as error:
+                _log.error("entry left out: %s", error, extra={"stream": message.stream})
+                continue
+            if event is not None:
+                await self.feed(event)
+
+    async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        wait_s = self._config.redis_retry_s
+        for _ in range(self._config.redis_tries - 1):
+            try:
+                return await call()
+            except Unavailable as error:
+                _log.warning("%s; again in %.1f s", error, wait_s)
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _WAIT_MAX_S)
+        return await call()
+
+    async def _execute(self, command: e.BankCommand) -> e.BankEvent | None:
+        run = self.streams.run
+        if isinstance(command, e.WriteFrozen):
+            entry = feed.frozen_entry(run, command.batch)
+            await self._retried(lambda: self.streams.append([entry]))
+            _log.info("frozen", extra={"step": command.batch.step, "entry": entry.dedupe})
+            return e.BatchFrozen(command.batch.step)
+        if isinstance(command, e.WriteTrained):
+            entries = feed.trained_entries(run, command.batch, command.fates)
+            await self._retried(lambda: self.streams.append(entries))
+            _log.info("trained", extra={"step": command.batch.step})
+            return e.BatchTrained(command.batch.step)
+        if isinstance(command, e.WriteFate):
+            fate = command.fate
+            await self._retried(lambda: self.streams.append([feed.fate_entry(run, fate)]))
+            _log.info("filtered", extra={"group": fate.group, "reason": fate.reason})
+        elif isinstance(command, e.TellStall):
+            _log.warning("stalled: %s", command.problem, extra={"refused": self.machine.refused})
+        else:
+            self.calls.answer(command)
+        return None

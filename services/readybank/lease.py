@@ -1,0 +1,209 @@
+"""Trainer incarnations, their leases, and the steps frozen so far.
+
+Owns: who the trainer is, which call waits, which steps exist and which are trained. Promise: an
+older trainer epoch is refused; a frozen step is never changed; the end of a step is written once
+and every caller that depends on it is answered after it is durable. Does not cover: which groups
+(batch.py, machine.py).
+
+A bank that restarted knows no registration. It then takes the newest trainer epoch at its word, so
+that its restart is nothing the trainer needs to notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from muster.types import Value
+from services.readybank.events import (
+    AckAsked,
+    AnswerAcknowledged,
+    AnswerRegistered,
+    BankRules,
+    Batch,
+    LeaseAsked,
+    RefuseCall,
+    TrainerRegistered,
+)
+
+Answer = AnswerRegistered | AnswerAcknowledged
+
+
+class Waiting(Value, frozen=True):
+    """A lease call that has no batch yet."""
+
+    call: str
+    step: int
+    groups: int
+    asked_unix_s: float
+
+
+@dataclass
+class _Pending:
+    """An answer that waits until these steps are durably trained."""
+
+    steps: set[int]
+    answer: Answer
+
+
+@dataclass
+class Leases:
+    """State of one run's trainer side."""
+
+    rules: BankRules
+    epoch: int = 0
+    registered: bool = False  # in this incarnation of the bank
+    last_durable: int = 0
+    leased: int = 0  # newest step that the trainer's present incarnation has or has had
+    frozen: dict[int, Batch] = field(default_factory=dict)
+    freezing: Batch | None = None
+    trained: set[int] = field(default_factory=set)
+    waiting: Waiting | None = None
+    _training: set[int] = field(default_factory=set)
+    _pending: list[_Pending] = field(default_factory=list)
+    _first_asked: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        """The newest step with a composition."""
+        newest = max(self.frozen, default=0)
+        return max(newest, self.freezing.step) if self.freezing else newest
+
+    def register(self, event: TrainerRegistered) -> tuple[list[int], list[Answer | RefuseCall]]:
+        """Steps to record as trained now, and what to answer now."""
+        if event.epoch < self.epoch:
+            return [], [self._fenced(event.call, event.epoch, self.epoch)]
+        gone: list[Answer | RefuseCall] = []
+        if event.epoch > self.epoch and self.waiting:
+            gone, self.waiting = [self._fenced(self.waiting.call, self.epoch, event.epoch)], None
+        self.epoch, self.registered = event.epoch, True
+        self.last_durable = self.leased = event.last_durable_step
+        known = {*self.frozen, *({self.freezing.step} if self.freezing else ())}
+        unseen = tuple(sorted(s for s in known if s > event.last_durable_step))
+        answer = AnswerRegistered(event.call, unseen, event.last_durable_step + 1)
+        steps, answers = self._when_trained(event.last_durable_step, answer)
+        return steps, [*gone, *answers]
+
+    def ask(self, event: LeaseAsked) -> list[RefuseCall]:
+        """Let the call wait for its step, or refuse it."""
+        refused = self._unknown_trainer(event.call, event.epoch) or self._wrong_step(event)
+        if refused:
+            return [refused]
+        asked = self._first_asked.setdefault(event.step, event.at_unix_s)
+        old = self.waiting
+        self.waiting = Waiting(event.call, event.step, event.groups, asked)
+        if old is None:
+            return []
+        problem, way_out = "a newer call took the place of this lease", "keep one lease call open"
+        return [_refuse(old.call, problem, old.step, way_out)]
+
+    def acknowledge(self, event: AckAsked) -> tuple[list[int], list[Answer | RefuseCall]]:
+        """Like register: a checkpoint with this step has all steps before it too."""
+        refused = self._unknown_trainer(event.call, event.epoch)
+        if refused:
+            return [], [refused]
+        batch = self.frozen.get(event.step)
+        if batch is None:
+            problem = "no batch of this step was leased"
+            return [], [_refuse(event.call, problem, event.step, "acknowledge a leased step")]
+        self.last_durable = max(self.last_durable, event.step)
+        answer = AnswerAcknowledged(event.call, len(batch.members))
+        steps, answers = self._when_trained(event.step, answer)
+        return steps, [*answers]
+
+    def gone(self, call: str) -> None:
+        """The caller no longer listens."""
+        if self.waiting and self.waiting.call == call:
+            self.waiting = None
+        self._pending = [p for p in self._pending if p.answer.call != call]
+
+    def wants(self) -> Waiting | None:
+        """The waiting call whose step has no composition yet."""
+        waiting = self.waiting
+        if waiting is None or self.freezing or waiting.step in self.frozen:
+            return None
+        return waiting
+
+    def freeze(self, batch: Batch) -> None:
+        """The composition is being written; it stands from now on."""
+        self.freezing = batch
+        self._first_asked.clear()
+
+    def froze(self, step: int) -> None:
+        """The composition of `step` is durable."""
+        if self.freezing and self.freezing.step == step:
+            self.frozen[step] = self.freezing
+            self.freezing = None
+
+    def due(self) -> tuple[Waiting, Batch] | None:
+        """The waiting call and its durable batch, once; it is then no longer waiting."""
+        waiting = self.waiting
+        if waiting is None or waiting.step not in self.frozen:
+            return None
+        self.waiting = None
+        self.leased = max(self.leased, waiting.step)
+        return waiting, self.frozen[waiting.step]
+
+    def ended(self, step: int) -> list[Answer]:
+        """The end of `step` is durable: whom this answers."""
+        self.trained.add(step)
+        self._training.discard(step)
+        for pending in self._pending:
+            pending.steps.discard(step)
+        answers = [p.answer for p in self._pending if not p.steps]
+        self._pending = [p for p in self._pending if p.steps]
+        return answers
+
+    def _when_trained(self, step: int, answer: Answer) -> tuple[list[int], list[Answer]]:
+        missing = {s for s in self.frozen if s <= step and s not in self.trained}
+        if not missing:
+            return [], [answer]
+        fresh = sorted(missing - self._training)
+        self._training |= missing
+        self._pending.append(_Pending(missing, answer))
+        return fresh, []
+
+    def _unknown_trainer(self, call: str, epoch: int) -> RefuseCall | None:
+        if epoch < self.epoch:
+            return self._fenced(call, epoch, self.epoch)
+        if epoch > self.epoch:
+            if self.registered:
+                return RefuseCall(
+                    call,
+                    "this trainer is not registered",
+                    "trainer_epoch",
+                    str(epoch),
+                    "call RegisterTrainer first",
+                )
+            self.epoch = epoch
+        return None
+
+    def _wrong_step(self, event: LeaseAsked) -> RefuseCall | None:
+        if event.step <= self.last_durable:
+            problem = f"the trainer said that its checkpoint has step {self.last_durable}"
+            way_out = f"ask for step {self.last_durable + 1}"
+            return _refuse(event.call, problem, event.step, way_out)
+        # Without a registration the trainer's word is taken, as far as it fits what is frozen.
+        newest = self.leased if self.registered else self.newest
+        if event.step > newest + 1 and (self.registered or self.frozen):
+            problem, way_out = "steps follow one another", f"ask for step {newest + 1}"
+            return _refuse(event.call, problem, event.step, way_out)
+        open_steps = [s for s in self.frozen if s not in self.trained]
+        if event.step > self.newest and len(open_steps) >= self.rules.unacknowledged_max:
+            problem = f"{len(open_steps)} batches are leased and not acknowledged"
+            return _refuse(event.call, problem, event.step, f"acknowledge step {min(open_steps)}")
+        return None
+
+    @staticmethod
+    def _fenced(call: str, epoch: int, newest: int) -> RefuseCall:
+        return RefuseCall(
+            call,
+            "a newer trainer took over",
+            "trainer_epoch",
+            str(epoch),
+            f"stop: epoch {newest} is in charge",
+            fenced=True,
+        )
+
+
+def _refuse(call: str, problem: str, step: int, way_out: str) -> RefuseCall:
+    return RefuseCall(call, problem, "step", str(step), way_out)

@@ -1,0 +1,55 @@
+"""The policy versions of a run, and which of them stand in the line of the newest one.
+
+Owns: the line. Promise: a version is `KNOWN` when the newest version descends from it,
+`AWAITED` when its record may still come, `FOREIGN` otherwise. Numbers are never reused and may have
+holes, so the line follows parents. Does not cover: how stale a version is.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Standing(StrEnum):
+    """What is known of a version."""
+
+    KNOWN = "known"
+    AWAITED = "awaited"
+    FOREIGN = "foreign"
+
+
+class Lineage:
+    """Starts with version 0, the model as it was given."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        self._line: set[int] = {0}
+        self._newest = 0
+        self.published = 0
+
+    def see(self, version: int, parent: int, *, published: bool) -> bool:
+        """Take a record; True when the line changed."""
+        if published:
+            self.published = max(self.published, version)
+        if version in self._parents:
+            return False
+        self._parents[version] = parent
+        straight = parent == self._newest and version > self._newest
+        self._newest = max(self._newest, version)
+        before = self._line
+        self._line = before | {version} if straight else self._ancestry(self._newest)
+        return self._line != before
+
+    def standing(self, version: int) -> Standing:
+        if version in self._line:
+            return Standing.KNOWN
+        return Standing.AWAITED if version > self._newest else Standing.FOREIGN
+
+    def _ancestry(self, version: int) -> set[int]:
+        line = {version}
+        while True:
+            parent = self._parents.get(version, -1)
+            if parent < 0 or parent >= version:  # a root may name itself or nothing
+                return line
+            line.add(parent)
+            version = parent

@@ -1,0 +1,97 @@
+"""gRPC in front of the bank: decode, feed, wait, encode. No decisions.
+
+Promise: a call's answer is what the machine decided for that very call; a caller that hangs up is
+told to the machine; payloads are read while they are sent, one sibling at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from muster.clock import wall
+from muster.errors import Fenced, InvalidInput, Refused
+from muster.v1 import events_pb2 as ev
+from muster.v1 import readybank_pb2 as rb
+from muster.v1.readybank_pb2_grpc import ReadyBankServiceServicer
+from services.readybank import events as e
+from services.readybank.adapters import feed, payloads
+from services.readybank.driver import Answer, BankDriver
+
+NAME = "muster.v1.ReadyBankService"
+
+
+class ReadyBankServer(ReadyBankServiceServicer):
+    """The bank's three calls."""
+
+    def __init__(self, driver: BankDriver):
+        self._driver = driver
+
+    async def RegisterTrainer(
+        self, request: rb.RegisterTrainerRequest, context: Any
+    ) -> rb.RegisterTrainerResponse:
+        self._check(request.run, request.trainer_epoch)
+        if request.last_durable_step < 0:
+            raise _invalid("last_durable_step", request.last_durable_step, "0 before the first")
+        epoch, step = request.trainer_epoch, request.last_durable_step
+        answer = await self._ask("register", lambda call: e.TrainerRegistered(epoch, step, call))
+        assert isinstance(answer, e.AnswerRegistered)
+        return rb.RegisterTrainerResponse(
+            steps_unseen=answer.steps_unseen, next_step=answer.next_step
+        )
+
+    async def LeaseBatch(
+        self, request: rb.LeaseBatchRequest, context: Any
+    ) -> AsyncIterator[rb.LeaseBatchResponse]:
+        self._check(request.run, request.trainer_epoch)
+        if request.groups < 1:
+            raise _invalid("groups", request.groups, "ask for at least one group")
+        if request.step < 1:
+            raise _invalid("step", request.step, "steps are counted from 1")
+        epoch, step, groups, at = request.trainer_epoch, request.step, request.groups, wall()
+        answer = await self._ask("lease", lambda call: e.LeaseAsked(epoch, step, groups, call, at))
+        assert isinstance(answer, e.SendBatch)
+        run = self._driver.streams.run
+        header = feed.batch_to_pb(run, answer.batch, ev.BATCH_STAGE_FROZEN)
+        yield rb.LeaseBatchResponse(header=header)
+        for group in answer.groups:
+            for sibling in group.siblings:
+                found = await payloads.trajectory(self._driver.streams, group, sibling)
+                yield rb.LeaseBatchResponse(trajectory=found)
+
+    async def AcknowledgeBatch(
+        self, request: rb.AcknowledgeBatchRequest, context: Any
+    ) -> rb.AcknowledgeBatchResponse:
+        self._check(request.run, request.trainer_epoch)
+        epoch, step = request.trainer_epoch, request.step
+        answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call))
+        assert isinstance(answer, e.AnswerAcknowledged)
+        return rb.AcknowledgeBatchResponse(groups_trained=answer.groups_trained)
+
+    def _check(self, run: str, epoch: int) -> None:
+        if run != self._driver.streams.run:
+            raise _invalid("run", run, f"this bank serves run {self._driver.streams.run}")
+        if epoch < 1:
+            raise _invalid("trainer_epoch", epoch, "take the next trainer epoch of the run first")
+
+    async def _ask(self, kind: str, event: Callable[[str], e.BankEvent]) -> Answer:
+        call, answer = self._driver.calls.open(kind)
+        try:
+            await self._driver.feed(event(call))
+            found = await answer
+        except asyncio.CancelledError:
+            await self._driver.feed(e.LeaseGone(call))
+            raise
+        finally:
+            self._driver.calls.close(call)
+        if isinstance(found, e.RefuseCall):
+            kind_of = Fenced if found.fenced else Refused
+            raise kind_of(
+                found.problem, field=found.field, value=found.value, way_out=found.way_out
+            )
+        return found
+
+
+def _invalid(field: str, value: object, way_out: str) -> InvalidInput:
+    return InvalidInput("not usable here", field=field, value=value, way_out=way_out)

@@ -1,0 +1,1 @@
+"""The router's outer world: tokenizer and chat template of a model folder."""

@@ -1,0 +1,284 @@
+"""The router's calls to replicas and hosts: one command in, one event out.
+
+Owns: channels, deadlines, conversations' tokens. Promise: an expected failure becomes an event;
+an Exec whose answer was lost is asked for again under the same key, so it never runs twice; every
+stream is cancelled when its reader leaves. Does not cover: what is decided on the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from muster import codec, rpc, telemetry
+from muster.clock import wall
+from muster.errors import Exhausted, Fenced, MusterError, Unavailable
+from muster.types import EpisodeKey, FinishReason, VersionSpan
+from muster.v1 import common_pb2 as pb
+from muster.v1 import inference_pb2 as inf
+from muster.v1 import sandbox_pb2 as sbx
+from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from muster.v1.sandbox_pb2_grpc import SandboxServiceStub
+from services.router import chat
+from services.router import events as e
+from services.router.conversation import ChatCodec, Conversation
+
+if TYPE_CHECKING:  # these names are in the generated stubs only
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from muster.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
+
+R = TypeVar("R")
+_log = telemetry.logger("router.calls")
+_SLACK_S = 15.0  # over a limit that the other side enforces itself
+
+
+class Calls:
+    """Executes the commands that leave the router."""
+
+    def __init__(
+        self,
+        chat_codec: ChatCodec,
+        archive: Callable[[str], Awaitable[bytes]],
+        *,
+        box_start_timeout_s: float,
+    ):
+        self._codec, self._archive = chat_codec, archive
+        self._box_start_timeout_s = box_start_timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self.addresses: dict[str, str] = {}  # replica or host id → address
+        self._conversations: dict[str, Conversation] = {}
+        self.cached_tokens: dict[str, int] = {}  # episode id → of the turn being recorded
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    def conversation(self, episode: EpisodeKey) -> Conversation:
+        return self._conversations.setdefault(episode.id, Conversation(self._codec))
+
+    def drop(self, episode: EpisodeKey) -> None:
+        self._conversations.pop(episode.id, None)
+        self.cached_tokens.pop(episode.id, None)
+
+    def addresses_are(self, addresses: Mapping[str, str]) -> list[grpc.aio.Channel]:
+        """New addresses; answers the channels that nobody needs any more."""
+        self.addresses = dict(addresses)
+        gone = set(self._channels) - set(self.addresses.values())
+        return [self._channels.pop(address) for address in gone]
+
+    def _channel(self, id_: str) -> grpc.aio.Channel:
+        address = self.addresses.get(id_)
+        if address is None:
+            raise Unavailable(f"{id_} is no longer announced", way_out="another one is chosen")
+        if address not in self._channels:
+            self._channels[address] = rpc.open_channel(address)
+        return self._channels[address]
+
+    def _engine(self, replica: str) -> InferenceServiceAsyncStub:
+        stub: InferenceServiceAsyncStub = InferenceServiceStub(self._channel(replica))
+        return stub
+
+    def _host(self, host: str) -> SandboxServiceAsyncStub:
+        stub: SandboxServiceAsyncStub = SandboxServiceStub(self._channel(host))
+        return stub
+
+    # -- inference ---------------------------------------------------------------------
+
+    async def generate(self, command: e.Generate) -> e.RouterEvent:
+        conversation = self.conversation(command.episode)
+        if command.turn == 0 and command.messages:
+            conversation.open(command.messages)
+        else:
+            for message in command.messages:
+                conversation.observe(message)
+        context = conversation.context
+        room = min(command.max_tokens, command.context_max - len(context))
+        if room <= 0:
+            return e.ContextFull(command.episode, command.turn)
+        start = wall()
+        try:
+            sampled, finish = await self._sample(command, context, room)
+        except Fenced:
+            raise
+        except MusterError as error:
+            return e.GenerateFailed(command.episode, command.turn, command.replica, str(error))
+        reason = codec.finish_from_pb(finish.reason)
+        if reason is FinishReason.ABORT:
+            why = "the replica aborted the request"
+            return e.GenerateFailed(command.episode, command.turn, command.replica, why)
+        text = conversation.reply(*sampled, codec.spans_from_pb(finish.spans))
+        self.cached_tokens[command.episode.id] = finish.cached_tokens
+        return e.Generated(
+            episode=command.episode,
+            turn=command.turn,
+            text=text,
+            finish=reason,
+            prompt_tokens=len(context),
+            sampled_tokens=len(sampled[0]),
+            start_unix_s=start,
+            queue_s=finish.queue_s,
+            prefill_s=finish.prefill_s,
+            end_unix_s=wall(),
+        )
+
+    async def _sample(
+        self, command: e.Generate, context: list[int], room: int
+    ) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], inf.GenerateFinish]:
+        request = inf.GenerateRequest(
+            episode=codec.key_to_pb(command.episode),
+            request_id=f"{command.episode.id}.{command.turn}.{command.retry}",
+            prompt_token_ids=codec.pack_ids(context),
+            sampling=codec.sampling_to_pb(command.sampling),
+            max_tokens=room,
+            stop_token_ids=self._codec.stop_ids,
+        )
+        ids: list[int] = []
+        logprobs: list[float] = []
+        with rpc.calling(f"Generate on {command.replica}"):
+            call = self._engine(command.replica).Generate(request, timeout=command.timeout_s)
+            try:
+                async for part in call:
+                    ids += codec.unpack_ids(part.token_ids)
+                    logprobs += codec.unpack_f32(part.logprobs)
+                    if part.HasField("finish"):
+                        _check_reply(ids, logprobs, codec.spans_from_pb(part.finish.spans))
+                        return (tuple(ids), tuple(logprobs)), part.finish
+            finally:
+                call.cancel()
+        raise Unavailable("the replica ended the stream without a finish")
+
+    async def abort(self, command: e.AbortGenerate) -> None:
+        request = inf.AbortRequest(
+            episode=codec.key_to_pb(command.episode),
+            request_id=f"{command.episode.id}.{command.turn}.{command.retry}",
+        )
+        await _best_effort(lambda: self._engine(command.replica).Abort(request, timeout=5))
+
+    # -- sandbox -----------------------------------------------------------------------
+
+    async def acquire(self, command: e.AcquireBox) -> e.RouterEvent:
+        start = wall()
+        limits = command.limits
+        try:
+            request = sbx.AcquireBoxRequest(
+                episode=codec.key_to_pb(command.episode),
+                task=pb.TaskPackage(
+                    name=command.task,
+                    digest=command.task_digest,
+                    archive=await self._archive(command.task_digest),
+                ),
+                limits=sbx.BoxLimits(
+                    memory_bytes=limits.memory_bytes,
+                    pids=limits.pids,
+                    disk_bytes=limits.disk_bytes,
+                    disk_inodes=limits.disk_inodes,
+                    output_bytes=limits.output_bytes,
+                ),
+            )
+            with rpc.calling(f"AcquireBox on {command.host}"):
+                box = await self._host(command.host).AcquireBox(
+                    request, timeout=self._box_start_timeout_s
+                )
+        except Fenced:
+            raise
+        except MusterError as error:
+            return e.BoxRefused(
+                episode=command.episode,
+                host=command.host,
+                detail=str(error),
+                retryable=isinstance(error, Unavailable | Exhausted),
+                network_need="network" in error.field,
+            )
+        return e.BoxAcquired(command.episode, command.host, box.box, start, wall())
+
+    async def exec(self, command: e.Exec) -> e.RouterEvent:
+        start = wall()
+        request = sbx.ExecRequest(
+            episode=codec.key_to_pb(command.episode),
+            box=command.box,
+            turn=command.turn,
+            command=command.command,
+            timeout_s=command.timeout_s,
+        )
+        deadline = command.timeout_s + _SLACK_S
+        try:
+            step = await _twice(
+                lambda: self._host(command.host).Exec(request, timeout=deadline),
+                f"Exec on {command.host}",
+            )
+            limit = codec.limit_from_pb(step.limit)
+        except Fenced:
+            raise
+        except MusterError as error:
+            return e.StepFailed(command.episode, command.turn, str(error))
+        return e.StepFinished(
+            episode=command.episode,
+            turn=command.turn,
+            exit_code=step.exit_code,
+            limit=limit,
+            wall_s=step.wall_s,
+            cpu_s=step.cpu_s,
+            output=chat.output_text(step.output_head, step.output_tail, step.output_bytes_total),
+            box_broken=step.box_broken,
+            start_unix_s=start,
+            end_unix_s=wall(),
+        )
+
+    async def verify(self, command: e.Verify) -> e.RouterEvent:
+        start = wall()
+        request = sbx.VerifyRequest(episode=codec.key_to_pb(command.episode), box=command.box)
+        try:
+            with rpc.calling(f"Verify on {command.host}"):
+                verdict = await self._host(command.host).Verify(
+                    request, timeout=command.timeout_s + _SLACK_S
+                )
+            status = codec.verdict_from_pb(verdict.status)
+        except Fenced:
+            raise
+        except MusterError as error:
+            return e.VerifyFailed(command.episode, str(error))
+        return e.VerdictGiven(
+            command.episode, status, verdict.reward, verdict.detail, start, wall()
+        )
+
+    async def release(self, command: e.ReleaseBox) -> None:
+        request = sbx.ReleaseBoxRequest(episode=codec.key_to_pb(command.episode), box=command.box)
+        await _best_effort(lambda: self._host(command.host).ReleaseBox(request, timeout=10))
+
+
+def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan, ...]) -> None:
+    """Every sampled token has a log-probability and exactly one version, or the turn is void."""
+    covered = 0
+    for span in spans:
+        if span.start != covered or span.end <= span.start:
+            break
+        covered = span.end
+    if len(logprobs) != len(ids) or covered != len(ids):
+        raise Unavailable(
+            f"the replica answered {len(ids)} tokens, {len(logprobs)} log-probabilities and "
+            f"versions for {covered}",
+            way_out="the turn is asked for again",
+        )
+
+
+async def _twice(call: Callable[[], Awaitable[R]], what: str) -> R:
+    """A keyed call, repeated once when its answer was lost."""
+    try:
+        with rpc.calling(what):
+            return await call()
+    except Unavailable:
+        await asyncio.sleep(0.2)
+    with rpc.calling(what):
+        return await call()
+
+
+async def _best_effort(call: Callable[[], Awaitable[object]]) -> None:
+    """A clean-up whose failure the other side makes good by itself."""
+    try:
+        with rpc.calling("clean-up"):
+            await call()
+    except MusterError as error:
+        _log.info("clean-up call failed: %s", error)

@@ -1,0 +1,251 @@
+"""The router's shell: commands become calls and appends, what comes back becomes events.
+
+Owns: the tasks that poll and tail, the patience with Redis, the watchers' wake-up. Promise: an
+append is repeated until it is durable or `redis_patience_s` is over, then the service stops
+rather than lose a turn; a fenced router stops at once. Does not cover: decisions (machine.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from redis.exceptions import RedisError
+
+from muster import telemetry
+from muster.clock import monotonic, wall
+from muster.driver import MachineDriver
+from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
+from muster.journal import Journal
+from muster.registry import Registry
+from muster.taskset import Task
+from muster.types import EpisodeKey, SamplingParams
+from services.router import events as e
+from services.router.adapters.calls import Calls
+from services.router.adapters.durable import Durable, task_info
+from services.router.config import RouterConfig
+from services.router.jobs import JobProgress, JobState
+from services.router.machine import RouterMachine
+
+R = TypeVar("R")
+_log = telemetry.logger("router")
+_POLL_S = 0.5
+
+
+class RouterDriver:
+    """One incarnation of the router."""
+
+    def __init__(
+        self,
+        machine: RouterMachine,
+        calls: Calls,
+        durable: Durable,
+        registry: Registry,
+        journal: Journal,
+        section: RouterConfig,
+    ):
+        self._machine, self._calls, self._durable = machine, calls, durable
+        self._registry, self._section = registry, section
+        self._watchers: set[asyncio.Event] = set()
+        self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
+            machine, self._execute, journal, after=self._wake
+        )
+
+    # -- running -----------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Tell the machine everything durable; call before run()."""
+        count = 0
+        async for event in self._durable.recover(self._machine.rules.repairs_max):
+            await self._driver.apply(event)
+            count += 1
+        _log.info("recovered from %d records", count, extra={"run": self._machine.rules.run})
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(self._poll(), name="poll-registry"),
+                tasks.create_task(self._follow(), name="follow-streams"),
+                tasks.create_task(self._driver.ticks(e.Tick, 0.25), name="ticks"),
+            ]
+            await self._driver.run(stopping)
+            for task in background:
+                task.cancel()
+            self._wake()
+
+    async def _poll(self) -> None:
+        replicas: tuple[e.Replica, ...] = ()
+        hosts: tuple[e.Host, ...] = ()
+        while True:
+            try:
+                found = await self._registry.list("inference")
+                boxes = await self._registry.list("sandbox")
+            except RedisError as error:
+                _log.warning("registry cannot be read: %s", error)
+                await asyncio.sleep(_POLL_S)
+                continue
+            addresses = {entry.id: entry.address for entry in [*found, *boxes]}
+            for channel in self._calls.addresses_are(addresses):
+                await channel.close()
+            now_replicas = tuple(e.Replica(r.id, r.address) for r in found)
+            now_hosts = tuple(e.Host(h.id, h.address) for h in boxes)
+            if now_replicas != replicas:
+                replicas = now_replicas
+                await self._driver.feed(e.ReplicasListed(replicas))
+            if now_hosts != hosts:
+                hosts = now_hosts
+                await self._driver.feed(e.HostsListed(hosts))
+            await asyncio.sleep(_POLL_S)
+
+    async def _follow(self) -> None:
+        while True:
+            for event in await self._patiently(self._durable.follow):
+                await self._driver.feed(event)
+
+    async def _execute(self, command: e.RouterCommand) -> e.RouterEvent | None:
+        with telemetry.span(type(command).__name__, **_attributes(command)):
+            match command:
+                case e.Generate():
+                    return await self._calls.generate(command)
+                case e.Exec():
+                    return await self._calls.exec(command)
+                case e.AcquireBox():
+                    return await self._calls.acquire(command)
+                case e.Verify():
+                    return await self._calls.verify(command)
+                case e.OpenGroup() | e.RecordTurn() | e.RecordEpisode():
+                    return await self._record(command)
+                case _:
+                    await self._clean_up(command)
+                    return None
+
+    async def _record(self, command: e.OpenGroup | e.RecordTurn | e.RecordEpisode) -> e.RouterEvent:
+        match command:
+            case e.OpenGroup():
+                rules = self._machine.rules
+                key = EpisodeKey(rules.run, command.group, 0, 0, rules.owner_epoch)
+                await self._patiently(lambda: self._durable.open_group(command, key))
+                return e.GroupRecorded(command.group)
+            case e.RecordTurn():
+                segments = self._calls.conversation(command.episode).take_segments()
+                cached = self._calls.cached_tokens.get(command.episode.id, 0)
+                await self._patiently(lambda: self._durable.record_turn(command, segments, cached))
+                return e.TurnRecorded(command.episode, command.turn)
+            case e.RecordEpisode():
+                await self._patiently(lambda: self._durable.record_episode(command))
+                return e.EpisodeRecorded(command.episode)
+
+    async def _clean_up(self, command: e.AbortGenerate | e.ReleaseBox | e.DropConversation) -> None:
+        match command:
+            case e.AbortGenerate():
+                await self._calls.abort(command)
+            case e.ReleaseBox():
+                await self._calls.release(command)
+            case e.DropConversation():
+                self._calls.drop(command.episode)
+
+    async def _patiently(self, effect: Callable[[], Awaitable[R]]) -> R:
+        """Repeat an idempotent effect while Redis is away, within a bound."""
+        until = monotonic() + self._section.redis_patience_s
+        pause = 0.05
+        while True:
+            try:
+                return await effect()
+            except Unavailable as error:
+                if monotonic() >= until:
+                    raise
+                _log.warning("will repeat: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    # -- what clients ask --------------------------------------------------------------
+
+    async def submit(
+        self, job: str, tasks: list[Task], groups: int, group_size: int, sampling: SamplingParams
+    ) -> str:
+        """Make a task set durable, then start on it. Equal repeats have no further effect."""
+        spec = e.JobSpec(
+            id=job,
+            tasks=tuple(task_info(t) for t in tasks),
+            groups=groups,
+            group_size=group_size,
+            sampling=sampling,
+            submitted_unix_s=wall(),
+        )
+        known = self._machine.job(job)
+        if known is not None:
+            same = (known.spec.tasks, known.spec.groups, known.spec.group_size) == (
+                spec.tasks,
+                groups,
+                group_size,
+            )
+            if not same:
+                raise InvalidInput(
+                    "this id names another task set",
+                    field="job",
+                    value=job,
+                    way_out="choose a new id, or leave it empty",
+                )
+            return job
+        if self._machine.jobs_running() >= self._section.jobs_max:
+            raise Exhausted(
+                "too many jobs are running",
+                field="router.jobs_max",
+                value=self._section.jobs_max,
+                way_out="wait for one to end, or cancel one",
+            )
+        await self._patiently(lambda: self._durable.submit(spec, tasks))
+        await self._driver.apply(e.JobSubmitted(spec))
+        return job
+
+    async def cancel(self, job: str) -> JobProgress:
+        """Stop a job for good; its open groups are given up."""
+        self.progress(job)
+        await self._patiently(lambda: self._durable.cancel(job))
+        await self._driver.apply(e.JobCancelled(job))
+        return self.progress(job)
+
+    def progress(self, job: str) -> JobProgress:
+        found = self._machine.progress(job)
+        if found is None:
+            raise NotFound(
+                "there is no such job",
+                field="job",
+                value=job,
+                way_out="use the id that `muster submit` printed",
+            )
+        return found
+
+    async def watch(self, job: str) -> asyncio.Event:
+        """An event that is set whenever something may have changed; give it back to unwatch()."""
+        self.progress(job)
+        if len(self._watchers) >= self._section.watchers_max:
+            raise Exhausted(
+                "too many watchers",
+                field="router.watchers_max",
+                value=self._section.watchers_max,
+                way_out="poll GetJob, or raise the bound",
+            )
+        changed = asyncio.Event()
+        changed.set()
+        self._watchers.add(changed)
+        return changed
+
+    def unwatch(self, changed: asyncio.Event) -> None:
+        self._watchers.discard(changed)
+
+    def _wake(self) -> None:
+        for changed in self._watchers:
+            changed.set()
+
+
+def ended(progress: JobProgress) -> bool:
+    """True when a job will not change any more."""
+    return progress.state is not JobState.RUNNING
+
+
+def _attributes(command: e.RouterCommand) -> dict[str, str]:
+    if isinstance(command, e.OpenGroup):
+        return {"muster.group": command.group}
+    return {"muster.episode": command.episode.id}

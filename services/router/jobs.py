@@ -1,0 +1,124 @@
+"""Jobs, groups and siblings: what is wanted, what runs, what came of it.
+
+Owns: the bookkeeping of the router's machine. Promise: pure; a sibling has one live attempt at
+most; a group's details are dropped once it has a fate and nothing of it runs, the job keeps its
+counts. Does not cover: launching (machine.py), the attempt itself (episode.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from muster.types import Fate, OutcomeLabel, Value
+from services.router.events import JobSpec, TaskInfo
+
+
+@dataclass
+class Sibling:
+    """One place in a group."""
+
+    attempt: int = 0
+    label: OutcomeLabel | None = None  # final: no further attempt follows
+    running: bool = False
+
+
+@dataclass
+class Group:
+    """One task x siblings."""
+
+    id: str
+    job: str
+    index: int
+    task: TaskInfo
+    siblings: list[Sibling]
+    recorded: bool = False
+    fate: Fate | None = None
+
+    @property
+    def complete(self) -> bool:
+        return all(s.label is not None for s in self.siblings)
+
+    @property
+    def running(self) -> bool:
+        return any(s.running for s in self.siblings)
+
+
+class JobState(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+@dataclass
+class Job:
+    """A task set being worked on."""
+
+    spec: JobSpec
+    cancelled: bool = False
+    opened: int = 0  # the next index never tried
+    lost: list[int] = field(default_factory=list)  # tried by a former router, never durable
+    complete: int = 0
+    trained: int = 0
+    filtered: int = 0
+    episodes_finished: int = 0
+    turns: int = 0
+    repairs: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> JobState:
+        if self.cancelled:
+            return JobState.CANCELLED
+        done = self.trained + self.filtered >= self.allowed
+        return JobState.DONE if done else JobState.RUNNING
+
+    def task_of(self, index: int) -> TaskInfo:
+        """Tasks are taken in turn."""
+        return self.spec.tasks[index % len(self.spec.tasks)]
+
+    @property
+    def allowed(self) -> int:
+        """Groups that may be opened: a filtered one is replaced, at most once per group wanted."""
+        return self.spec.groups + min(self.filtered, self.spec.groups)
+
+    @property
+    def unopened(self) -> bool:
+        return bool(self.lost) or self.opened < self.allowed
+
+    def next_index(self) -> int:
+        """The group to open next; only while `unopened`."""
+        if self.lost:
+            return self.lost.pop(0)
+        self.opened += 1
+        return self.opened - 1
+
+    def finished(self, label: OutcomeLabel, turns: int) -> None:
+        """Count an ended attempt."""
+        self.episodes_finished += 1
+        self.turns += turns
+        key = str(label.outcome)
+        self.outcomes[key] = self.outcomes.get(key, 0) + 1
+
+
+class JobProgress(Value, frozen=True):
+    """What people see of a job."""
+
+    job: str
+    state: JobState
+    groups_total: int
+    groups_opened: int
+    groups_complete: int
+    groups_trained: int
+    groups_filtered: int
+    episodes_running: int
+    episodes_finished: int
+    turns: int
+    repairs: int
+    outcomes: dict[str, int]
+    policy_version: int
+    waiting_for: str
+
+
+def group_id(job: str, index: int) -> str:
+    return f"{job}-{index:05d}"

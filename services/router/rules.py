@@ -1,0 +1,36 @@
+"""The router machine's whole configuration; units in the names.
+
+Owns: nothing but values. Promise: what is not here cannot change a decision, so a journal that
+opens with these rules replays. Does not cover: where they come from (config.py).
+"""
+
+from __future__ import annotations
+
+from muster.types import Limits, Value
+
+
+class RouterRules(Value, frozen=True):
+    """The machine's whole configuration; units in the names."""
+
+    run: str
+    owner_epoch: int
+    groups_per_batch: int = 4
+    repairs_max: int = 2
+    lag_max: int = 0
+    episodes_max: int = 64
+    turns_max: int = 4
+    turn_tokens_max: int = 64
+    episode_tokens_max: int = 1024
+    context_tokens_max: int = 2048
+    step_timeout_s: float = 10.0
+    episode_timeout_s: float = 300.0
+    generate_timeout_s: float = 120.0
+    unparseable_max: int = 3
+    generate_retries_max: int = 3
+    box_retries_max: int = 20
+    verify_retries_max: int = 1
+    retry_after_s: float = 0.5
+    hold_max_s: float = 300.0
+    move_margin: int = 8
+    move_ratio: float = 2.0
+    limits: Limits = Limits()

@@ -1,0 +1,149 @@
+"""RouterService over gRPC: check, decode, hand over, encode.
+
+Owns: the checks of what clients send. Promise: bad input is refused whole, naming field, value
+and way out, before anything is written. Does not cover: decisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from muster import codec
+from muster.errors import InvalidInput
+from muster.taskset import Task, task_from_archive
+from muster.types import SamplingParams
+from muster.v1 import router_pb2 as pb
+from muster.v1 import router_pb2_grpc
+from services.router.driver import RouterDriver, ended
+from services.router.jobs import JobProgress, JobState
+
+_STATES = {
+    JobState.RUNNING: pb.JOB_STATE_RUNNING,
+    JobState.DONE: pb.JOB_STATE_DONE,
+    JobState.CANCELLED: pb.JOB_STATE_CANCELLED,
+}
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """The front door."""
+
+    def __init__(self, driver: RouterDriver, run: str, stopping: asyncio.Event, groups_max: int):
+        self._driver, self._run, self._stopping = driver, run, stopping
+        self._groups_max = groups_max
+
+    async def SubmitTaskSet(
+        self, request: pb.SubmitTaskSetRequest, context: Any
+    ) -> pb.SubmitTaskSetResponse:
+        sampling = _sampling(request)
+        _at_least("groups", request.groups, 1, "ask for at least one group")
+        _at_least(
+            "group_size", request.group_size, 2, "a group of one has no baseline: use 2 or more"
+        )
+        if request.groups > self._groups_max:
+            raise InvalidInput(
+                "too many groups in one job",
+                field="groups",
+                value=request.groups,
+                way_out=f"split it: router.groups_max is {self._groups_max}",
+            )
+        job = request.job or f"job-{secrets.token_hex(4)}"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", job):
+            raise InvalidInput(
+                "not a job id",
+                field="job",
+                value=job,
+                way_out="letters, digits, - and _, at most 63",
+            )
+        tasks = _tasks(request)
+        await self._driver.submit(job, tasks, request.groups, request.group_size, sampling)
+        return pb.SubmitTaskSetResponse(job=job, run=self._run)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        return pb.GetJobResponse(progress=_progress(self._driver.progress(request.job)))
+
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: Any
+    ) -> AsyncIterator[pb.WatchJobResponse]:
+        changed = await self._driver.watch(request.job)
+        last: JobProgress | None = None
+        try:
+            while not self._stopping.is_set():
+                await changed.wait()
+                changed.clear()
+                now = self._driver.progress(request.job)
+                if now != last:
+                    yield pb.WatchJobResponse(progress=_progress(now))
+                    last = now
+                if ended(now):
+                    return
+        finally:
+            self._driver.unwatch(changed)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        return pb.CancelJobResponse(progress=_progress(await self._driver.cancel(request.job)))
+
+
+def _at_least(field: str, value: int, least: int, way_out: str) -> None:
+    if value < least:
+        raise InvalidInput("too small", field=field, value=value, way_out=way_out)
+
+
+def _sampling(request: pb.SubmitTaskSetRequest) -> SamplingParams:
+    sampling = codec.sampling_from_pb(request.sampling)
+    if not 0.0 < sampling.temperature <= 2.0:
+        raise InvalidInput(
+            "not a sampling temperature",
+            field="sampling.temperature",
+            value=sampling.temperature,
+            way_out="choose a value in (0, 2]; 1.0 samples the policy itself",
+        )
+    if sampling.top_p != 1.0 or sampling.top_k != 0:
+        raise InvalidInput(
+            "the trainer cannot apply this transform to its own probabilities",
+            field="sampling.top_p" if sampling.top_p != 1.0 else "sampling.top_k",
+            value=sampling.top_p if sampling.top_p != 1.0 else sampling.top_k,
+            way_out="sample with top_p = 1 and top_k = 0, and use the temperature instead",
+        )
+    return sampling
+
+
+def _tasks(request: pb.SubmitTaskSetRequest) -> list[Task]:
+    if not request.tasks:
+        raise InvalidInput(
+            "a task set without tasks", field="tasks", way_out="send at least one task folder"
+        )
+    tasks = []
+    for package in request.tasks:
+        task = task_from_archive(package.archive, name=package.name)
+        if task.digest != package.digest:
+            raise InvalidInput(
+                "the archive is not the one that its digest names",
+                field=f"tasks[{package.name}].digest",
+                value=package.digest,
+                way_out="send sha256(archive) in hexadecimal",
+            )
+        tasks.append(task)
+    return tasks
+
+
+def _progress(progress: JobProgress) -> pb.JobProgress:
+    return pb.JobProgress(
+        job=progress.job,
+        state=_STATES[progress.state],
+        groups_total=progress.groups_total,
+        groups_opened=progress.groups_opened,
+        groups_complete=progress.groups_complete,
+        groups_trained=progress.groups_trained,
+        groups_filtered=progress.groups_filtered,
+        episodes_running=progress.episodes_running,
+        episodes_finished=progress.episodes_finished,
+        turns=progress.turns,
+        repairs=progress.repairs,
+        outcomes=progress.outcomes,
+        policy_version=progress.policy_version,
+        waiting_for=progress.waiting_for,
+    )

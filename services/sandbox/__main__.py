@@ -1,0 +1,83 @@
+"""`python -m services.sandbox --config FILE`: the boxes of one host, until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from muster.config import Config
+    from muster.lifecycle import Lifecycle
+    from services.sandbox.box import Backend
+    from services.sandbox.config import SandboxConfig
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="muster-sandbox", description=__doc__)
+    parser.add_argument("--config", type=Path, help="TOML file; default: built-in settings")
+    parser.add_argument(
+        "--check-host", action="store_true", help="say whether this host can isolate, and exit"
+    )
+    arguments = parser.parse_args()
+    if arguments.check_host:
+        import asyncio
+
+        from services.sandbox.adapters.native import hostcheck
+
+        findings = asyncio.run(hostcheck.check())
+        print("\n".join(hostcheck.told(findings)))  # noqa: T201 - the answer to the person
+        return 0 if all(finding.well for finding in findings) else 2
+
+    from muster import lifecycle
+
+    # Every box ends with the keeper; ending a host full of fork bombs takes a few seconds.
+    return lifecycle.run(serve, name="sandbox", config_path=arguments.config, grace_s=8.0)
+
+
+async def serve(life: Lifecycle) -> None:
+    """Open the backend (refusing a host that cannot isolate), announce, answer calls."""
+    import os
+    import socket
+
+    from muster import rpc
+    from muster.registry import Registry
+    from muster.streams import connect
+    from muster.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
+    from services.sandbox.config import SandboxConfig
+    from services.sandbox.driver import SandboxHost
+    from services.sandbox.server import SERVICE_NAME, SandboxServicer
+
+    config = life.config.section("sandbox", SandboxConfig)
+    host_id = config.host_id or f"{socket.gethostname()}-{os.getpid()}"
+    async with (
+        open_backend(life.config, config) as backend,
+        SandboxHost(backend, config, host_id) as host,
+        connect(life.config.redis) as redis,
+    ):
+        servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host))
+        info = {"boxes_max": str(config.boxes_max), "backend": config.backend}
+        async with (
+            rpc.serve(
+                config.listen, [servicer], names=[SERVICE_NAME], field="sandbox.listen"
+            ) as server,
+            Registry(redis, life.config.run).announce("sandbox", host_id, server.address, info),
+        ):
+            await life.stopping.wait()
+
+
+def open_backend(config: Config, section: SandboxConfig) -> AbstractAsyncContextManager[Backend]:
+    """The backend that the configuration names."""
+    if section.backend == "fake":
+        from services.sandbox.adapters.fake import open_fake
+
+        return open_fake()
+    from services.sandbox.adapters.native.backend import open_native
+
+    return open_native(section.runtime_dir or config.state_dir / "sandbox")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

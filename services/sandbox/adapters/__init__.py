@@ -1,0 +1,1 @@
+"""Ways to make a box: `native` (namespaces of this kernel) and `fake` (in memory)."""

@@ -1,0 +1,351 @@
+"""PID 1 of a box: reaps, runs steps, enforces their time limit, writes files on request.
+
+Owns: the box's session (working directory, exported environment) and the processes of each step.
+Promise: a step returns when its shell exits, not when its output is closed; output is drained for
+ever and kept within bounds; at the time limit the whole tree of the step is killed through its own
+cgroup and the session goes on. Ends with its control socket. Standard library only, one thread.
+Does not trust: anything an agent's process wrote; the state file is read as data, bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import stat
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.sandbox.adapters.native import wire
+from services.sandbox.adapters.native.confine import Rules, Shell, become
+from services.sandbox.adapters.native.spool import Spool
+
+_STATE_MAX = 256 << 10
+_CHUNK = 1 << 18
+_KILL_WAIT_S = 5.0
+_LEAK_PAUSE_S = 0.01
+# Variables that would act on the shell itself at its next start, and the shell's own.
+_NOT_CARRIED = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "PS4", "SHLVL", "_", "OLDPWD"}
+
+# $1 is the command. The state is written by name at the end, so that no child inherits a
+# descriptor for it; a trap covers `exit` inside the command.
+# One line, so that the shell counts the lines of the command from 1.
+_SAVE = "{ builtin printf '%s\\0' \"$PWD\"; /usr/bin/env -0; } >/run/muster/state"
+_WRAPPER = f'__save() {{ {{ {_SAVE}; }} 2>/dev/null; }}; trap __save EXIT; builtin eval -- "$1"'
+
+
+@dataclass
+class Doors:
+    """Descriptors opened before the old root went away."""
+
+    control: socket.socket
+    group: int  # v2 directory whose children are the steps' leaves
+    joins: list[int]  # v1 cgroup.procs files
+    oom: int
+    pids: int
+    disk: int  # directory of the tmpfs that holds the upper layer
+    state: int  # directory /run/muster
+    null: int
+
+
+@dataclass
+class _Running:
+    """One step in flight."""
+
+    pid: int
+    leaf: str
+    out: int
+    spool: Spool
+    began: float
+    deadline: float
+    oom_before: int
+    pids_before: int
+    cpu_before: float
+    status: int | None = None
+    timed_out: bool = False
+
+
+@dataclass
+class _Session:
+    """What one step leaves to the next."""
+
+    cwd: str = "/"
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Init:
+    """The loop of PID 1."""
+
+    def __init__(self, doors: Doors, rules: Rules):
+        self._doors, self._rules = doors, rules
+        self._session = _Session()
+        self._wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self._leaking: set[int] = set()  # outputs that background processes still hold
+        self._leaks_from = 0.0  # when they are to be drained next
+        self._leaves: list[str] = []
+        self._launched = 0
+        self._step: _Running | None = None
+
+    def run(self) -> None:
+        """Serve until the control socket closes."""
+        wire.send(self._doors.control, {"ready": True})
+        while True:
+            self._wait(None)
+            try:
+                request, blob, _ = wire.receive(self._doors.control)
+            except EOFError:
+                return
+            try:
+                answer, data = self._serve(request, blob)
+            except OSError as error:
+                answer, data = {"error": f"{error.strerror or error}"}, b""
+            wire.send(self._doors.control, answer, data)
+
+    def _serve(self, request: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        if request["op"] == "run":
+            return self._run_step(request)
+        if request["op"] == "put":
+            return self._put(request, blob), b""
+        if request["op"] == "session":
+            self._session = _Session(str(request["cwd"]), dict(request["env"]))
+            if request["make_cwd"]:
+                os.makedirs(self._session.cwd, exist_ok=True)
+            return {"ok": True}, b""
+        return {"error": "unknown request"}, b""
+
+    def _put(self, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        at = 0
+        for path, mode, size in request["files"]:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(blob[at : at + size])
+            os.chmod(path, mode)
+            at += size
+        return {"ok": True}
+
+    def _run_step(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self._step = None
+        try:
+            os.unlink("state", dir_fd=self._doors.state)
+        except OSError:
+            pass  # absent, or a folder that the agent made: then nothing is carried over
+        failure = self._launch(request)
+        if failure:
+            return {"broken": failure}, b""
+        step = self._step
+        assert step is not None
+        while step.status is None:
+            left = step.deadline - time.monotonic()
+            if left <= 0 and not step.timed_out:
+                step.timed_out = True
+                if not self._kill_step(step):
+                    return {"broken": "processes of the step could not be ended"}, b""
+                left = _KILL_WAIT_S
+            elif left <= -_KILL_WAIT_S:
+                return {"broken": "the step's shell could not be ended"}, b""
+            if not self._wait(max(left, 0.01) if left > 0 else 0.01):
+                raise SystemExit(0)  # the service is gone, and the box with it
+        wall = time.monotonic() - step.began
+        self._drain_rest(step)
+        if not step.timed_out:
+            self._read_state()
+        self._step = None
+        self._leaves.append(step.leaf)
+        answer = self._evidence(step, wall)
+        self._leaves = [leaf for leaf in self._leaves if not self._remove_leaf(leaf)]
+        return answer, step.spool.head + step.spool.tail
+
+    def _evidence(self, step: _Running, wall: float) -> dict[str, Any]:
+        status = step.status or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        disk = os.fstatvfs(self._doors.disk)
+        return {
+            "exit_code": 128 + number if number else os.WEXITSTATUS(status),
+            "signal": number,
+            "timed_out": step.timed_out,
+            "oom_kills": self._count(self._doors.oom, "oom_kill") - step.oom_before,
+            "pids_refused": self._count(self._doors.pids, "max") - step.pids_before,
+            "disk_full": disk.f_bavail == 0 or disk.f_favail == 0,
+            "wall_s": wall,
+            "cpu_s": self._cpu(step.leaf, step.cpu_before),
+            "total": step.spool.total,
+            "head": len(step.spool.head),
+        }
+
+    def _launch(self, request: dict[str, Any]) -> str:
+        """Fork the step's shell; a reason when the box can run nothing any more."""
+        self._launched += 1
+        leaf = f"t{self._launched}"
+        os.mkdir(leaf, dir_fd=self._doors.group)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(out_read, False)
+        oom, pids = self._count(self._doors.oom, "oom_kill"), self._count(self._doors.pids, "max")
+        began = time.monotonic()
+        children = os.times().children_user + os.times().children_system
+        pid = os.fork()
+        if pid == 0:
+            become(self._shell(request, leaf, out_write, failed_write), self._rules)
+        os.close(out_write)
+        os.close(failed_write)
+        failure = os.read(failed_read, 500).decode("utf-8", "replace")
+        os.close(failed_read)
+        if failure:
+            os.waitpid(pid, 0)
+            os.close(out_read)
+            self._remove_leaf(leaf)
+            return failure
+        self._step = _Running(
+            pid, leaf, out_read, Spool(int(request["output_bytes"])), began,
+            began + float(request["timeout_s"]), oom, pids, children,
+        )  # fmt: skip
+        return ""
+
+    def _shell(self, request: dict[str, Any], leaf: str, out: int, failed: int) -> Shell:
+        script = request.get("script")
+        last = [script] if script else ["-c", _WRAPPER, "bash", request["command"]]
+        doors = self._doors
+        return Shell(
+            ["bash", "--noprofile", "--norc", *last], self._session.env, [self._session.cwd],
+            leaf, doors.group, doors.joins, doors.null, out, failed,
+        )  # fmt: skip
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Drain, reap, until a request waits (no step) or something happened (in a step)."""
+        while True:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
+            # In a step only the end of the service is of interest.
+            poll.register(self._doors.control, 0 if self._step else select.POLLIN)
+            pause = max(0.0, self._leaks_from - time.monotonic())
+            leaks = set() if pause else self._leaking
+            for handle in leaks | ({self._step.out} if self._step else set()):
+                if handle >= 0:
+                    poll.register(handle, select.POLLIN)
+            waits = [wait for wait in (timeout, pause if self._leaking else 0) if wait]
+            wait = min(waits) * 1000 if waits else None
+            ready = dict(poll.poll(wait))
+            self._drain(set(ready))
+            self._reap()
+            control = ready.get(self._doors.control.fileno(), 0)
+            if self._step:
+                return not control & (select.POLLHUP | select.POLLERR)
+            if control:
+                return True
+
+    def _drain(self, ready: set[int]) -> None:
+        step = self._step
+        if step and step.out in ready:
+            data = os.read(step.out, _CHUNK)
+            if data:
+                step.spool.add(data)
+            else:
+                os.close(step.out)
+                step.out = -1
+        for handle in self._leaking & ready:
+            # Nobody reads it any more, but its writers must neither block for good nor die of
+            # SIGPIPE. In between they rest, so that a loop that prints costs no processor.
+            self._leaks_from = time.monotonic() + _LEAK_PAUSE_S
+            if not os.read(handle, _CHUNK):
+                os.close(handle)
+                self._leaking.discard(handle)
+
+    def _drain_rest(self, step: _Running) -> None:
+        """What lies in the pipe now; background processes may keep it open."""
+        for _ in range(64):
+            if step.out < 0:
+                return
+            try:
+                data = os.read(step.out, _CHUNK)
+            except BlockingIOError:
+                self._leaking.add(step.out)
+                return
+            if not data:
+                os.close(step.out)
+                return
+            step.spool.add(data)
+        self._leaking.add(step.out)
+
+    def _reap(self) -> None:
+        try:
+            os.read(self._wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._step and pid == self._step.pid:
+                self._step.status = status
+
+    def _kill_step(self, step: _Running) -> bool:
+        """End every process of the step; False when some would not end."""
+        if not self._rules.kill_tree:
+            os.kill(step.pid, signal.SIGKILL)
+            return True
+        with open(self._open_in_leaf(step.leaf, "cgroup.kill", os.O_WRONLY), "w") as file:
+            file.write("1")
+        deadline = time.monotonic() + _KILL_WAIT_S
+        while time.monotonic() < deadline:
+            self._reap()
+            with open(self._open_in_leaf(step.leaf, "cgroup.events", os.O_RDONLY)) as file:
+                if "populated 0" in file.read():
+                    return True
+            time.sleep(0.001)
+        return False
+
+    def _open_in_leaf(self, leaf: str, name: str, flags: int) -> int:
+        return os.open(f"{leaf}/{name}", flags | os.O_CLOEXEC, dir_fd=self._doors.group)
+
+    def _remove_leaf(self, leaf: str) -> bool:
+        try:
+            os.rmdir(leaf, dir_fd=self._doors.group)
+        except OSError:
+            return False  # background processes live in it
+        return True
+
+    def _cpu(self, leaf: str, children_before: float) -> float:
+        try:
+            with open(self._open_in_leaf(leaf, "cpu.stat", os.O_RDONLY)) as file:
+                return int(file.readline().split()[1]) / 1e6
+        except (OSError, ValueError, IndexError):
+            return os.times().children_user + os.times().children_system - children_before
+
+    @staticmethod
+    def _count(handle: int, name: str) -> int:
+        for line in os.pread(handle, 4096, 0).decode().splitlines():
+            words = line.split()
+            if words[0] == name:
+                return int(words[1])
+        return 0
+
+    def _read_state(self) -> None:
+        """Take over folder and environment if the shell left them; it is data, never code."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            handle = os.open("state", flags, dir_fd=self._doors.state)
+        except OSError:
+            return
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                return
+            data = os.read(handle, _STATE_MAX + 1)
+        finally:
+            os.close(handle)
+        if len(data) > _STATE_MAX or not data.endswith(b"\0"):
+            return
+        cwd, *pairs = os.fsdecode(data[:-1]).split("\0")
+        env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        self._session = _Session(
+            cwd if cwd.startswith("/") else self._session.cwd,
+            {k: v for k, v in env.items() if k and k not in _NOT_CARRIED},
+        )

@@ -1,0 +1,85 @@
+"""A forked child of PID 1 gives up every right and becomes the shell of one step.
+
+Promise: what runs after it is in the step's cgroups, has the agent's capabilities only, can gain
+none, and holds no descriptor but 0, 1 and 2. It never returns: a failure before the shell runs is
+written to `failed`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import NoReturn
+
+from services.sandbox.adapters.native import syscalls as sc
+
+BASH = "/usr/bin/bash"
+_UNTOUCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
+
+
+@dataclass
+class Rules:
+    """How the processes of an agent are confined; caps < 0 leaves them all, for tests."""
+
+    caps: int
+    filter: bytes | None
+    kill_tree: bool = True
+
+
+@dataclass
+class Shell:
+    """What to run: `folders` are tried in order, `groups` are cgroup.procs files to enter."""
+
+    arguments: list[str]
+    env: dict[str, str]
+    folders: list[str]
+    leaf: str
+    group: int
+    joins: list[int]
+    null: int
+    out: int
+    failed: int
+
+
+def become(shell: Shell, rules: Rules) -> NoReturn:
+    """Only in a forked child."""
+    what = "entering the step's cgroups"
+    try:
+        flags = os.O_WRONLY | os.O_CLOEXEC
+        procs = os.open(f"{shell.leaf}/cgroup.procs", flags, dir_fd=shell.group)
+        for handle in (procs, *shell.joins):
+            os.write(handle, b"0")
+        what = "preparing the shell"
+        signal.set_wakeup_fd(-1)
+        for number in set(range(1, signal.NSIG)) - _UNTOUCHABLE:
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        os.umask(0o022)
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        for source, target in ((shell.null, 0), (shell.out, 1), (shell.out, 2)):
+            os.dup2(source, target)
+        env = shell.env | {"PWD": _enter(shell.folders)}
+        sc.die_with_parent()
+        sc.no_new_privileges()
+        if rules.caps >= 0:
+            sc.drop_capabilities(rules.caps)
+        if rules.filter is not None:
+            sc.install_filter(rules.filter)
+        what = f"starting {BASH}"
+        os.execve(BASH, shell.arguments, env)
+    except BaseException as error:  # noqa: BLE001 - a forked child must never return
+        os.write(shell.failed, f"{what}: {error}".encode()[:500])
+    finally:
+        os._exit(127)
+
+
+def _enter(folders: list[str]) -> str:
+    for folder in folders:
+        try:
+            os.chdir(folder)
+            return folder
+        except OSError:
+            continue  # the agent removed it
+    os.chdir("/")
+    return "/"

@@ -1,0 +1,53 @@
+"""Configuration of the sandbox service: section [sandbox]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from muster.config import Section
+
+
+class SandboxConfig(Section):
+    """Boxes on one host."""
+
+    listen: str = "127.0.0.1:0"
+    """Address of the gRPC server; port 0 lets the system choose."""
+    backend: str = Field("native", pattern="^(native|fake)$")
+    """native (namespaces of this kernel), or fake (in memory, a toy shell: for trying things)."""
+    host_id: str = ""
+    """Name of this host in the registry; empty takes the machine's name and the process id."""
+    runtime_dir: Path | None = None
+    """Where this instance keeps its lock and mounts its stage; empty: `sandbox` in the state
+    folder. Two hosts on one machine need two."""
+    boxes_max: int = Field(32, ge=1, le=4096)
+    """Boxes that exist at once; callers beyond that wait."""
+    starting_max: int = Field(4, ge=1, le=256)
+    """Boxes that start at once: starts compete for the same kernel locks."""
+    waiting_max: int = Field(256, ge=1, le=65536)
+    """Callers that may wait for a box; more are refused at once."""
+    verifying_max: int = Field(8, ge=1, le=1024)
+    """Verifications at once; each needs a second box for its time."""
+    idle_s: float = Field(1800.0, gt=0)
+    """A box that no call touches for so long (seconds) ends."""
+    steps_max: int = Field(512, ge=1, le=65536)
+    """Steps that one box may run."""
+    command_bytes_max: int = Field(64 << 10, ge=1024, le=100 << 10)
+    """Longest command; the kernel takes 128 KiB as one argument."""
+    step_timeout_s_max: float = Field(600.0, gt=0, le=86400)
+    """Longest time limit that a step may ask for, in seconds."""
+    verify_timeout_s_max: float = Field(900.0, gt=0, le=86400)
+    """Longest time limit of a verifier in seconds; a task that asks for more gets this."""
+    setup_timeout_s: float = Field(120.0, gt=0, le=86400)
+    """Longest time for one RUN line of a task's Dockerfile, in seconds."""
+    memory_bytes_max: int = Field(2 << 30, ge=16 << 20)
+    """Largest memory limit that a box may ask for."""
+    pids_max: int = Field(1024, ge=8)
+    """Largest process limit that a box may ask for."""
+    disk_bytes_max: int = Field(1 << 30, ge=1 << 20)
+    """Largest disk limit that a box may ask for; files lie in memory."""
+    disk_inodes_max: int = Field(262144, ge=64)
+    """Largest file-count limit that a box may ask for."""
+    output_bytes_max: int = Field(1 << 20, ge=256, le=4 << 20)
+    """Most bytes of output kept per step."""

@@ -1,0 +1,120 @@
+"""The steps of one box by turn: run once, repeat the kept answer, or refuse. Pure.
+
+Promise: no turn runs twice; a turn that is running is waited for; a turn below the newest that
+never ran is refused, for what would have followed it has happened already.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import Enum
+
+from muster.errors import Exhausted, InvalidInput, Refused
+from muster.types import StepLimit, Value
+from services.sandbox.box import Evidence
+
+
+class StepRecord(Value, frozen=True):
+    """What is kept of a step, and answered to every repeat of its call."""
+
+    command: str
+    evidence: Evidence
+    limit: StepLimit
+
+
+class Decision(Enum):
+    """What to do with a call."""
+
+    RUN = "run"
+    WAIT = "wait"  # the same step is running
+    REPEAT = "repeat"  # its answer is kept
+
+
+class Ledger:
+    """One box's steps; keeps the newest `kept_max` answers, refuses beyond `steps_max` steps."""
+
+    def __init__(self, steps_max: int = 512, kept_max: int = 16):
+        self._steps_max, self._kept_max = steps_max, kept_max
+        self._kept: OrderedDict[int, StepRecord] = OrderedDict()
+        self._running: tuple[int, str] | None = None
+        self._newest = -1
+        self._count = 0
+        self.closed = ""  # why no further step may run
+
+    def decide(self, turn: int, command: str) -> Decision:
+        """Raises InvalidInput, Refused or Exhausted; the field is `turn`."""
+        if turn < 0:
+            raise InvalidInput("a turn is 0 or more", field="turn", value=turn, way_out="count up")
+        if self._running and self._running[0] == turn:
+            self._same(turn, self._running[1], command)
+            return Decision.WAIT
+        if turn in self._kept:
+            self._same(turn, self._kept[turn].command, command)
+            return Decision.REPEAT
+        if self.closed:
+            raise Refused(
+                f"no step can run: {self.closed}",
+                field="turn",
+                value=turn,
+                way_out="acquire a new box",
+            )
+        if self._running or turn <= self._newest:
+            raise Refused(
+                f"turn {self._newest} has begun already",
+                field="turn",
+                value=turn,
+                way_out="run turns in order, one at a time; a lost one cannot be made up",
+            )
+        if self._count >= self._steps_max:
+            raise Exhausted(
+                f"a box runs at most {self._steps_max} steps",
+                field="sandbox.steps_max",
+                value=self._steps_max,
+                way_out="raise it, or end the episode",
+            )
+        return Decision.RUN
+
+    @staticmethod
+    def _same(turn: int, known: str, command: str) -> None:
+        if known != command:
+            raise Refused(
+                "this turn ran another command",
+                field="turn",
+                value=turn,
+                way_out="use the next turn for another command",
+            )
+
+    def begin(self, turn: int, command: str) -> None:
+        self._running, self._newest = (turn, command), turn
+        self._count += 1
+
+    def finish(self, evidence: Evidence) -> StepRecord:
+        """The running step ended; its record."""
+        if self._running is None:
+            raise ValueError("no step is running")
+        turn, command = self._running
+        record = StepRecord(command, evidence, which_limit(evidence))
+        self._running = None
+        self._kept[turn] = record
+        while len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        if evidence.broken:
+            self.closed = f"the box is broken ({evidence.broken})"
+        return record
+
+    def kept(self, turn: int) -> StepRecord:
+        """The answer of a step that `decide` said to repeat."""
+        return self._kept[turn]
+
+
+def which_limit(evidence: Evidence) -> StepLimit:
+    """The limit that ended a step. A step that succeeded was ended by none."""
+    if evidence.timed_out:
+        return StepLimit.TIME
+    if evidence.exit_code == 0:
+        return StepLimit.NONE
+    if evidence.oom_kills:
+        return StepLimit.MEMORY
+    if evidence.pids_refused:
+        return StepLimit.PIDS
+    return StepLimit.DISK if evidence.disk_full else StepLimit.NONE

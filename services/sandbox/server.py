@@ -1,0 +1,93 @@
+"""SandboxService: protobuf at the door, domain behind it. No decisions here."""
+
+from __future__ import annotations
+
+import grpc
+
+from muster import codec
+from muster.types import Limits
+from muster.v1 import sandbox_pb2 as pb
+from muster.v1 import sandbox_pb2_grpc
+from services.sandbox.driver import SandboxHost
+
+SERVICE_NAME = "muster.v1.SandboxService"
+
+
+class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
+    """The four calls; MusterError becomes a status in muster/rpc.py."""
+
+    def __init__(self, host: SandboxHost):
+        self._host = host
+
+    async def AcquireBox(
+        self,
+        request: pb.AcquireBoxRequest,
+        context: grpc.aio.ServicerContext[pb.AcquireBoxRequest, pb.AcquireBoxResponse],
+    ) -> pb.AcquireBoxResponse:
+        asked = request.limits
+        got = await self._host.acquire(
+            codec.key_from_pb(request.episode),
+            request.task.name,
+            request.task.digest,
+            request.task.archive,
+            Limits(
+                asked.memory_bytes,
+                asked.pids,
+                asked.disk_bytes,
+                asked.disk_inodes,
+                asked.output_bytes,
+            ),
+            context.time_remaining() or 0.0,
+        )
+        return pb.AcquireBoxResponse(
+            box=got.box, host=self._host.host, start_s=got.start_s, workdir=got.workdir
+        )
+
+    async def Exec(
+        self,
+        request: pb.ExecRequest,
+        context: grpc.aio.ServicerContext[pb.ExecRequest, pb.ExecResponse],
+    ) -> pb.ExecResponse:
+        record, repeated = await self._host.execute(
+            codec.key_from_pb(request.episode),
+            request.box,
+            request.turn,
+            request.command,
+            request.timeout_s,
+        )
+        found = record.evidence
+        return pb.ExecResponse(
+            exit_code=found.exit_code,
+            signal=found.signal,
+            limit=codec.limit_to_pb(record.limit),
+            wall_s=found.wall_s,
+            cpu_s=found.cpu_s,
+            output_head=found.head,
+            output_tail=found.tail,
+            output_bytes_total=found.total,
+            box_broken=bool(found.broken),
+            repeated=repeated,
+        )
+
+    async def Verify(
+        self,
+        request: pb.VerifyRequest,
+        context: grpc.aio.ServicerContext[pb.VerifyRequest, pb.VerifyResponse],
+    ) -> pb.VerifyResponse:
+        done = await self._host.verify(codec.key_from_pb(request.episode), request.box)
+        return pb.VerifyResponse(
+            status=codec.verdict_to_pb(done.verdict.status),
+            reward=done.verdict.reward,
+            detail=done.verdict.detail,
+            wall_s=done.evidence.wall_s,
+            exit_code=done.evidence.exit_code,
+            output_tail=done.evidence.head + done.evidence.tail,
+        )
+
+    async def ReleaseBox(
+        self,
+        request: pb.ReleaseBoxRequest,
+        context: grpc.aio.ServicerContext[pb.ReleaseBoxRequest, pb.ReleaseBoxResponse],
+    ) -> pb.ReleaseBoxResponse:
+        existed = await self._host.release(codec.key_from_pb(request.episode), request.box)
+        return pb.ReleaseBoxResponse(existed=existed)

@@ -1,0 +1,84 @@
+"""From what a verifier left to a verdict. Pure.
+
+Promise: a reward is a finite number in [0, 1] that the verifier itself wrote, or there is none;
+nothing is guessed from an exit code. `reward.json` (a flat object) stands before `reward.txt`.
+Does not cover: what a verdict means for the attempt (muster/outcome.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+from muster.types import Value, VerdictStatus
+from services.sandbox.box import Judgement
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
+_SHOWN = 80
+
+
+class Verdict(Value, frozen=True):
+    """The verdict and, for people, what was found."""
+
+    status: VerdictStatus
+    reward: float = 0.0
+    detail: str = ""
+
+
+def read(judgement: Judgement) -> Verdict:
+    """Time limit first: what a verifier wrote before it hung counts for nothing."""
+    evidence = judgement.evidence
+    if evidence.broken:
+        return Verdict(VerdictStatus.SETUP_FAILED, detail=f"verifier: {evidence.broken}")
+    if evidence.timed_out:
+        return Verdict(VerdictStatus.TIMEOUT, detail=f"ended after {evidence.wall_s:.1f} s")
+    for name, reader in (("reward.json", _from_json), ("reward.txt", _from_text)):
+        if name in judgement.files:
+            return _checked(name, judgement.files[name], reader(judgement.files[name]))
+        problem = judgement.problems.get(name, "absent")
+        if problem != "absent":
+            return Verdict(VerdictStatus.INVALID, detail=f"{name}: {problem}")
+    if evidence.exit_code in (126, 127):
+        detail = f"test.sh could not run something (exit {evidence.exit_code}) and left no verdict"
+        return Verdict(VerdictStatus.SETUP_FAILED, detail=detail)
+    detail = f"test.sh ended with {evidence.exit_code} and left no verdict in /logs/verifier"
+    return Verdict(VerdictStatus.INVALID, detail=detail)
+
+
+def failed(problem: str) -> Verdict:
+    """The host could not judge at all."""
+    return Verdict(VerdictStatus.SETUP_FAILED, detail=problem[:500])
+
+
+def _checked(name: str, data: bytes, reward: float | None) -> Verdict:
+    shown = data[:_SHOWN].decode("utf-8", "replace")
+    if reward is None:
+        return Verdict(VerdictStatus.INVALID, detail=f"{name} holds no reward: {shown!r}")
+    if not math.isfinite(reward) or not 0.0 <= reward <= 1.0:
+        detail = f"{name}: a reward has to be a finite number from 0 to 1, not {shown!r}"
+        return Verdict(VerdictStatus.INVALID, detail=detail)
+    return Verdict(VerdictStatus.REWARDED, reward)
+
+
+def _from_json(data: bytes) -> float | None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    value = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _from_text(data: bytes) -> float | None:
+    text = data.decode("utf-8", "replace").strip()
+    if text.lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return float(text)
+    return float(text) if _NUMBER.match(text) else None

@@ -1,0 +1,1 @@
+"""The reference trainer: GRPO in PyTorch, and the publisher of weights."""

@@ -1,0 +1,1 @@
+"""The outer world of the trainer: model, disk, bank; each with a fake."""

@@ -1,0 +1,123 @@
+"""The ready bank over gRPC.
+
+Owns: finding the bank in the registry, the calls, and their translation. Promise: every call has a
+deadline; a lease that is cut or cancelled ends its stream on the server's side too.
+Does not cover: retries (driver.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from muster import codec, rpc
+from muster.errors import InvalidInput, Unavailable
+from muster.registry import Registry
+from muster.streams import reaching_redis
+from muster.v1 import readybank_pb2 as pb
+from muster.v1.readybank_pb2_grpc import ReadyBankServiceStub
+from services.trainer.batch import TrainBatch, Trajectory
+from services.trainer.ports import Registration
+
+if TYPE_CHECKING:
+    from muster.v1.readybank_pb2_grpc import ReadyBankServiceAsyncStub
+
+if TYPE_CHECKING:
+    from muster.v1.readybank_pb2_grpc import ReadyBankServiceAsyncStub
+
+
+class GrpcBank:
+    """One trainer incarnation's view of the bank; a channel per call, as the bank may move."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        run: str,
+        epoch: int,
+        groups: int,
+        lease_wait_s: float,
+        call_deadline_s: float,
+    ):
+        self._registry, self._run, self._epoch, self._groups = registry, run, epoch, groups
+        self._lease_wait_s, self._deadline_s = lease_wait_s, call_deadline_s
+
+    async def register(self, last_durable_step: int) -> Registration:
+        """See ports.Bank."""
+        request = pb.RegisterTrainerRequest(
+            run=self._run, trainer_epoch=self._epoch, last_durable_step=last_durable_step
+        )
+        async with rpc.channel(await self._address()) as channel:
+            stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
+            with rpc.calling("RegisterTrainer"):
+                answer = await stub.RegisterTrainer(request, timeout=self._deadline_s)
+        return Registration(answer.next_step, tuple(answer.steps_unseen))
+
+    async def lease(self, step: int) -> TrainBatch:
+        """See ports.Bank. Raises TimeoutError when `lease_wait_s` ends without a batch."""
+        request = pb.LeaseBatchRequest(
+            run=self._run, trainer_epoch=self._epoch, step=step, groups=self._groups
+        )
+        parts: list[pb.LeaseBatchResponse] = []
+        async with rpc.channel(await self._address()) as channel:
+            stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
+            call = stub.LeaseBatch(request, timeout=self._lease_wait_s)
+            try:
+                with rpc.calling("LeaseBatch"):
+                    async for part in call:
+                        parts.append(part)
+            except Unavailable:
+                if await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise TimeoutError from None
+                raise
+            finally:
+                call.cancel()
+        return batch_from_pb(parts)
+
+    async def acknowledge(self, step: int) -> int:
+        """See ports.Bank."""
+        request = pb.AcknowledgeBatchRequest(run=self._run, trainer_epoch=self._epoch, step=step)
+        async with rpc.channel(await self._address()) as channel:
+            stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
+            with rpc.calling("AcknowledgeBatch"):
+                answer = await stub.AcknowledgeBatch(request, timeout=self._deadline_s)
+        return int(answer.groups_trained)
+
+    async def _address(self) -> str:
+        with reaching_redis():
+            found = await self._registry.list("readybank")
+        if not found:
+            raise Unavailable("no ready bank has announced itself", way_out="start one")
+        return found[-1].address
+
+
+def batch_from_pb(parts: list[pb.LeaseBatchResponse]) -> TrainBatch:
+    """A leased batch from its stream; it must be whole (every group that the header names)."""
+    if not parts or parts[0].WhichOneof("part") != "header":
+        raise Unavailable("the lease ended before its header", way_out="lease again")
+    header = parts[0].header
+    items = tuple(_trajectory(part.trajectory) for part in parts[1:])
+    expected = {(m.group, i): a for m in header.members for i, a in enumerate(m.attempts)}
+    found = {(item.group, item.sibling): item.attempt for item in items}
+    if found != expected or len(items) != len(expected):
+        raise InvalidInput(
+            f"the header names {len(expected)} trajectories, {len(items)} came and they differ",
+            field="batch",
+            value=f"{header.run}/{header.step}",
+            way_out="see the ready bank's log: a frozen batch must be sent whole",
+        )
+    groups = tuple(member.group for member in header.members)
+    return TrainBatch(header.step, header.policy_version, groups, items)
+
+
+def _trajectory(message: pb.LeasedTrajectory) -> Trajectory:
+    return Trajectory(
+        group=message.group,
+        task=message.task,
+        sibling=message.sibling,
+        attempt=message.attempt,
+        label=codec.label_from_pb(message.label),
+        segments=tuple(codec.segment_from_pb(segment) for segment in message.segments),
+        sampling=codec.sampling_from_pb(message.sampling),
+    )

@@ -1,0 +1,144 @@
+"""Stand-ins for the outer world, without torch: tests drive everything around the training.
+
+Promise: same contract as the real adapters, nothing random, nothing slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from muster.errors import Unavailable
+from services.trainer.batch import TrainBatch
+from services.trainer.figures import StepFigures
+from services.trainer.plan import StepPlan
+from services.trainer.policy import Stop, Stopped
+from services.trainer.ports import (
+    KnownVersion,
+    Publication,
+    Registration,
+    ReplicaReport,
+    VersionRecord,
+)
+
+FAKE_FILE = "fake.json"
+
+
+class FakePolicy:
+    """Its one weight remembers which steps it was trained on. `slow` waits for the stop."""
+
+    def __init__(self, steps: list[int] | None = None, *, slow: bool = False):
+        self.steps = steps or []
+        self.training = threading.Event()
+        self._slow = slow
+
+    @classmethod
+    def load(cls, folder: Path) -> FakePolicy:
+        """What `write` left there; a fresh one from any other folder."""
+        path = folder / FAKE_FILE
+        return cls(json.loads(path.read_text("utf-8")) if path.is_file() else None)
+
+    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+        """See Policy."""
+        self.training.set()
+        while self._slow and not stop():
+            threading.Event().wait(0.01)
+        if stop():
+            raise Stopped
+        self.steps.append(plan.step)
+        return StepFigures(loss=0.5, grad_norm=1.0, step_kl=1e-4)
+
+    def engine_state(self) -> dict[str, Any]:
+        """See Policy."""
+        return {"steps": list(self.steps)}
+
+    def write(self, folder: str, stop: Stop) -> None:
+        """See Policy."""
+        del stop
+        (Path(folder) / FAKE_FILE).write_text(json.dumps(self.steps), encoding="utf-8")
+
+
+class FakeBank:
+    """Leases the batches it was given, in order; remembers what was acknowledged."""
+
+    def __init__(self, batches: dict[int, TrainBatch]):
+        self.batches, self.acknowledged = batches, [0]
+        self.registered: list[int] = []
+        self.away = 0  # so many calls fail before the next succeeds
+        self.drained = asyncio.Event()  # a lease waits for a batch that does not exist
+
+    async def register(self, last_durable_step: int) -> Registration:
+        """See ports.Bank."""
+        self._reach()
+        self.registered.append(last_durable_step)
+        unseen = tuple(step for step in sorted(self.batches) if step > last_durable_step)
+        return Registration(last_durable_step + 1, unseen)
+
+    async def lease(self, step: int) -> TrainBatch:
+        """See ports.Bank."""
+        self._reach()
+        if step not in self.batches:
+            self.drained.set()
+            await asyncio.Event().wait()
+        return self.batches[step]
+
+    async def acknowledge(self, step: int) -> int:
+        """See ports.Bank."""
+        self._reach()
+        self.acknowledged.append(step)
+        return len(self.batches[step].groups)
+
+    def _reach(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("the bank restarts")
+
+
+class FakeVersionLog:
+    """Keeps records in memory, one per (version, stage)."""
+
+    def __init__(self) -> None:
+        self.records: list[VersionRecord] = []
+
+    async def known(self) -> dict[int, KnownVersion]:
+        """See ports.VersionLog."""
+        return {r.version: KnownVersion(r.parent, r.digest) for r in self.records}
+
+    async def append(self, record: VersionRecord) -> None:
+        """See ports.VersionLog."""
+        if (record.version, record.published) not in {
+            (r.version, r.published) for r in self.records
+        }:
+            self.records.append(record)
+
+
+class FakeFleet:
+    """Replicas that take any version; `failing` ones report an error."""
+
+    def __init__(self, *names: str):
+        self.serving = dict.fromkeys(names, 0)
+        self.failing: set[str] = set()
+        self.published: list[int] = []
+
+    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
+        """See ports.Fleet."""
+        del version, parent
+        return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
+        """See ports.Fleet."""
+        del state, parent
+        stale = [name for name, served in self.serving.items() if served != version]
+        reports = []
+        for name in stale:
+            failed = name in self.failing
+            reports.append(ReplicaReport(name, error="it fails" if failed else ""))
+            self.serving[name] = self.serving[name] if failed else version
+        if stale:
+            self.published.append(version)
+        serving = sum(served == version for served in self.serving.values())
+        return Publication(tuple(reports), serving)

@@ -1,0 +1,96 @@
+"""The inference replicas of the run: who is there, what each serves, and the publication.
+
+Owns: choosing whom to publish to. Promise: a replica that serves the version already is left alone,
+so publishing again is free; one that is starting loads the newest durable checkpoint by itself.
+Does not cover: the transfer (muster/transfer/publisher.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from muster import rpc
+from muster.errors import MusterError
+from muster.registry import Entry, Registry
+from muster.streams import reaching_redis
+from muster.transfer import manifest
+from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.v1 import inference_pb2 as pb
+from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from services.trainer.ports import Publication, ReplicaReport
+
+if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+_TAKES_WEIGHTS = (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_FENCED)
+
+
+class InferenceFleet:
+    """See ports.Fleet."""
+
+    def __init__(self, registry: Registry, *, run: str, epoch: int, transfer: TransferSettings):
+        self._registry, self._run, self._epoch = registry, run, epoch
+        self._transfer = transfer
+        self._manifest: manifest.Manifest | None = None  # of the newest digest: hashed once
+
+    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
+        """See ports.Fleet."""
+        self._manifest = manifest.build(state, version=version, parent=parent)
+        return self._manifest.digest
+
+    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
+        """See ports.Fleet."""
+        reports: list[ReplicaReport] = []
+        stale: list[tuple[str, str]] = []
+        serving = 0
+        with reaching_redis():
+            entries = await self._registry.list("inference")
+        for entry in entries:
+            try:
+                status = await self._status(entry)
+            except MusterError as error:
+                reports.append(ReplicaReport(entry.id, error=str(error)))
+                continue
+            if status.version == version and status.state == pb.REPLICA_STATE_SERVING:
+                serving += 1
+            elif status.state in _TAKES_WEIGHTS:
+                stale.append((entry.id, entry.address))
+        known = self._manifest
+        fits = known is not None and (known.version, known.parent) == (version, parent)
+        found = await publish(
+            state,
+            run=self._run,
+            trainer_epoch=self._epoch,
+            version=version,
+            parent=parent,
+            replicas=stale,
+            settings=self._transfer,
+            manifest=known if fits else None,
+        )
+        reports += [_report(item) for item in found]
+        return Publication(tuple(reports), serving + sum(item.serving for item in found))
+
+    async def _status(self, entry: Entry) -> pb.GetReplicaStatusResponse:
+        async with rpc.channel(entry.address) as channel:
+            stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+            with rpc.calling(f"status of {entry.id}"):
+                return await stub.GetReplicaStatus(
+                    pb.GetReplicaStatusRequest(), timeout=self._transfer.call_timeout_s
+                )
+
+
+def _report(item: ReplicaPublication) -> ReplicaReport:
+    return ReplicaReport(
+        replica=item.replica,
+        latency_s=item.latency_s,
+        pause_s=item.pause_s,
+        token_gap_s=item.token_gap_s,
+        receive_s=item.receive_s,
+        apply_s=item.apply_s,
+        requests_recomputed=item.requests_recomputed,
+        tokens_lost=item.tokens_lost,
+        error=item.error,
+    )

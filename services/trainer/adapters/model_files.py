@@ -1,0 +1,90 @@
+"""Files of a model under training, all safetensors.
+
+Owns: names and layout inside a checkpoint folder. Promise: the folder loads as a model by itself
+(weights, config, tokenizer); optimizer state lies in a folder of its own below it, as engines read
+every safetensors file beside a config; nothing is a pickle.
+Does not cover: when a folder counts as whole (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from muster.errors import ConfigError
+
+SIDE_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+)
+WEIGHTS = "model.safetensors"
+OPTIMIZER = "optimizer"
+SHARD_BYTES = 256 << 20
+"""Optimizer state is written in pieces of about this size, so that a stop is heard in between."""
+
+
+def load_model(folder: Path, dtype: Any) -> Any:
+    """A causal language model in `dtype`. Raises ConfigError naming the folder."""
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            "there is no Hugging Face model in this folder",
+            field="model.path",
+            value=folder,
+            way_out="name a folder with config.json and safetensors weights",
+        )
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+    )
+
+
+def copy_side_files(source: Path, target: Path) -> None:
+    """Config and tokenizer, so that the checkpoint is a model folder of its own."""
+    for name in SIDE_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+
+
+def write_weights(folder: Path, tensors: dict[str, Any]) -> None:
+    """The weights as an engine loads them."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+
+
+def write_optimizer(folder: Path, tensors: dict[str, Any], between: Callable[[], None]) -> None:
+    """optimizer/00000.safetensors …; calls `between` after each."""
+    from safetensors.torch import save_file
+
+    (folder / OPTIMIZER).mkdir()
+    shard: dict[str, Any] = {}
+    size = number = 0
+    for name, tensor in tensors.items():
+        shard[name] = tensor
+        size += tensor.numel() * tensor.element_size()
+        if size >= SHARD_BYTES:
+            save_file(shard, str(folder / OPTIMIZER / f"{number:05d}.safetensors"))
+            shard, size, number = {}, 0, number + 1
+            between()
+    if shard:
+        save_file(shard, str(folder / OPTIMIZER / f"{number:05d}.safetensors"))
+
+
+def read_optimizer(folder: Path) -> dict[str, Any] | None:
+    """All shards together; None when the folder is a plain model."""
+    from safetensors.torch import load_file
+
+    shards = sorted((folder / OPTIMIZER).glob("*.safetensors"))
+    if not shards:
+        return None
+    return {name: tensor for shard in shards for name, tensor in load_file(str(shard)).items()}

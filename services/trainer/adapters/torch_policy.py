@@ -1,0 +1,260 @@
+"""A Hugging Face model under training: bfloat16 compute, float32 master weights.
+
+Owns: forward, backward, AdamW, and the files of both. Promise: an unchanged batch gives unchanged
+figures; memory is bounded by one micro-batch; weights move only after the last micro-batch.
+Does not cover: which tokens count (plan.py), the loss (loss.py), durability (checkpoint.py).
+
+One optimizer step per epoch over the batch means that the policy of the first epoch *is* the
+proximal policy: its detached log-probabilities are the proximal recompute, bit for bit, so no
+pass is spent on it alone; later epochs are measured against them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muster.errors import Refused
+from muster.types import Value
+from services.trainer.adapters import model_files
+from services.trainer.adapters.torch_forward import Scorer
+from services.trainer.config import TrainerConfig
+from services.trainer.divergence import mismatch, step_kl
+from services.trainer.figures import Mismatch, StepFigures
+from services.trainer.loss import LossSettings, policy_loss
+from services.trainer.packing import MicroBatch, pack
+from services.trainer.plan import StepPlan
+from services.trainer.policy import Stop, Stopped
+
+
+class TorchSettings(Value, frozen=True):
+    """Numbers of the optimizer and bounds of a pass; meanings in config.py."""
+
+    lr: float = 2e-6
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    loss: LossSettings = LossSettings()
+    micro_batch_tokens: int = 512
+    logit_rows: int = 256
+    step_kl_tokens: int = 512
+    threads: int = 2
+    compute: str = "bfloat16"
+
+
+class _Ledger:
+    """One float32 entry per sampled token of the plan, in order; NaN where nothing was measured."""
+
+    def __init__(self, plan: StepPlan):
+        sizes = [len(sequence.sampled) for sequence in plan.sequences]
+        self._starts = [0, *itertools.accumulate(sizes)]
+        self.behaviour = torch.tensor([v for s in plan.sequences for v in s.logprobs])
+        self.proximal = torch.full((self._starts[-1],), torch.nan)
+        self.after = torch.full((self._starts[-1],), torch.nan)
+        counts = torch.tensor(sizes, dtype=torch.long)
+        self.advantages = torch.tensor(plan.advantages).repeat_interleave(counts)
+        heat = torch.tensor([sequence.temperature for sequence in plan.sequences])
+        self.temperatures = heat.repeat_interleave(counts)
+        self.clean = torch.tensor([v for s in plan.sequences for v in s.clean], dtype=torch.bool)
+
+    def places(self, row: MicroBatch) -> Tensor:
+        """Index of each pick's token."""
+        return torch.tensor([self._starts[p.sequence] + p.offset for p in row.picks])
+
+    def mismatch(self, sequences: Iterable[int], tis_cap: float) -> Mismatch:
+        """Engine against trainer over the clean tokens of these sequences."""
+        chosen = torch.zeros_like(self.clean)
+        for index in sequences:
+            chosen[self._starts[index] : self._starts[index + 1]] = True
+        chosen &= self.clean
+        return mismatch(self.behaviour[chosen], self.proximal[chosen], tis_cap=tis_cap)
+
+    def step_kl(self, tis_cap: float) -> float:
+        """Drift of the step over the tokens measured after it."""
+        done = ~self.after.isnan()
+        before, after = self.proximal[done], self.after[done]
+        return step_kl(before, after, self.behaviour[done], tis_cap=tis_cap)
+
+
+class TorchPolicy:
+    """See the module. Construct with `load`."""
+
+    def __init__(self, model: Any, base: Path, settings: TorchSettings):
+        self._model, self._base, self._set = model.eval(), base, settings
+        self._scorer = Scorer(model, settings.logit_rows)
+        self._params: dict[str, Any] = dict(model.named_parameters())  # tied weights once
+        self._masters = {
+            name: torch.nn.Parameter(p.detach().to(torch.float32, copy=True))
+            for name, p in self._params.items()
+        }
+        for name, parameter in self._params.items():
+            parameter.register_post_accumulate_grad_hook(_moves_to(self._masters[name]))
+        self._adam = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    @classmethod
+    def load(cls, folder: Path, settings: TorchSettings) -> TorchPolicy:
+        """A model folder, or a checkpoint (then with its optimizer state)."""
+        torch.set_num_threads(settings.threads)
+        model = model_files.load_model(folder, getattr(torch, settings.compute))
+        policy = cls(model, folder, settings)
+        state = model_files.read_optimizer(folder)
+        if state is not None:
+            policy._restore(state)
+        return policy
+
+    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+        """See Policy.train. Raises Stopped, or Refused when the gradient is not finite."""
+        ledger, cap = _Ledger(plan), self._set.loss.tis_cap
+        with torch.no_grad():
+            for row in self._pack(plan, [i for i, a in enumerate(plan.advantages) if a == 0.0]):
+                self._check(stop)
+                at = ledger.places(row)
+                ledger.proximal[at] = self._scorer.logprobs(row, ledger.temperatures[at])
+        rows = self._pack(plan, [i for i, a in enumerate(plan.advantages) if a != 0.0])
+        loss = norm = clipped = 0.0
+        for epoch in range(self._set.epochs if rows else 0):
+            loss, clipped = self._accumulate(rows, ledger, stop, first=epoch == 0)
+            self._check(stop)
+            norm = self._update()
+        self._measure_step(rows, ledger, stop)
+        by_id: dict[str, list[int]] = {}
+        for index, sequence in enumerate(plan.sequences):
+            by_id.setdefault(plan.ids[sequence.trajectory], []).append(index)
+        return StepFigures(
+            loss=loss,
+            grad_norm=norm,
+            step_kl=ledger.step_kl(cap),
+            clipped_share=clipped,
+            mismatch=ledger.mismatch(range(len(plan.sequences)), cap),
+            per_trajectory={id: ledger.mismatch(chosen, cap) for id, chosen in by_id.items()},
+        )
+
+    def engine_state(self) -> dict[str, Tensor]:
+        """Live compute weights by checkpoint name; a tied output head is left out."""
+        return {name: parameter.detach() for name, parameter in self._params.items()}
+
+    def write(self, folder: str, stop: Stop) -> None:
+        """See Policy.write: model.safetensors, config, tokenizer, optimizer shards."""
+        target = Path(folder)
+        model_files.copy_side_files(self._base, target)
+        model_files.write_weights(target, self.engine_state())
+        self._check(stop)
+        model_files.write_optimizer(target, self._optimizer_state(), lambda: self._check(stop))
+
+    def _pack(self, plan: StepPlan, chosen: list[int]) -> list[MicroBatch]:
+        """Micro-batches of the chosen sequences; picks index into the plan."""
+        packed = pack([plan.sequences[i] for i in chosen], tokens_max=self._set.micro_batch_tokens)
+        return [row.renumbered(chosen) for row in packed]
+
+    def _accumulate(
+        self, rows: list[MicroBatch], ledger: _Ledger, stop: Stop, *, first: bool
+    ) -> tuple[float, float]:
+        """Gradient of the whole batch; the loss, and the share of tokens that the clip stopped."""
+        self._drop_gradients()
+        total = sum(len(row.picks) for row in rows)
+        loss, clipped = 0.0, 0
+        for row in rows:
+            self._check(stop)
+            at = ledger.places(row)
+            current = self._scorer.logprobs(row, ledger.temperatures[at])
+            if first:
+                ledger.proximal[at] = current.detach()
+            parts = policy_loss(
+                current,
+                ledger.proximal[at],
+                ledger.behaviour[at],
+                ledger.advantages[at],
+                tokens_total=total,
+                settings=self._set.loss,
+            )
+            parts.total.backward()
+            loss += float(parts.total.detach())
+            clipped += parts.clipped
+        return loss, clipped / total
+
+    def _update(self) -> float:
+        masters = list(self._masters.values())
+        norm = float(torch.nn.utils.clip_grad_norm_(masters, self._set.max_grad_norm))
+        if not norm < float("inf"):
+            self._drop_gradients()
+            raise Refused(
+                "the gradient is not finite, so the weights were left as they were",
+                field="grad_norm",
+                value=norm,
+                way_out="lower trainer.lr and go back to an earlier checkpoint",
+            )
+        self._adam.step()
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._params[name].copy_(master)
+        self._drop_gradients()
+        return norm
+
+    def _measure_step(self, rows: list[MicroBatch], ledger: _Ledger, stop: Stop) -> None:
+        seen = 0
+        for row in rows:
+            if seen >= self._set.step_kl_tokens:
+                return
+            self._check(stop)
+            at = ledger.places(row)
+            with torch.no_grad():
+                ledger.after[at] = self._scorer.logprobs(row, ledger.temperatures[at])
+            seen += len(row.picks)
+
+    def _drop_gradients(self) -> None:
+        for master in self._masters.values():
+            master.grad = None
+
+    @staticmethod
+    def _check(stop: Stop) -> None:
+        if stop():
+            raise Stopped
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        for name, master in self._masters.items():
+            state[f"master.{name}"] = master.detach()
+            for key, value in self._adam.state[master].items():
+                state[f"{key}.{name}"] = value
+        return state
+
+    def _restore(self, state: dict[str, Tensor]) -> None:
+        for name, master in self._masters.items():
+            with torch.no_grad():
+                master.copy_(state[f"master.{name}"])
+            if f"step.{name}" in state:
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                self._adam.state[master] = {key: state[f"{key}.{name}"] for key in keys}
+
+
+def _moves_to(master: Any) -> Any:
+    """Hook: add a finished bfloat16 gradient to the float32 one and free it."""
+
+    def move(parameter: Any) -> None:
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return move
+
+
+def settings_of(config: TrainerConfig) -> TorchSettings:
+    """The part of the configuration that the policy needs."""
+    loss = LossSettings(config.eps_low, config.eps_high, config.tis_cap)
+    names = [name for name in TorchSettings.__struct_fields__ if name != "loss"]
+    return TorchSettings(loss=loss, **{name: getattr(config, name) for name in names})

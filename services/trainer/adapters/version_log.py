@@ -1,0 +1,86 @@
+"""The versions stream in Redis.
+
+Owns: VersionRecord to protobuf. Promise: appended under the trainer's epoch, so a former trainer is
+refused, and once per (version, stage), so a repeat after a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+
+from muster.clock import wall
+from muster.streams import RunStreams, StreamEntry
+from muster.v1 import events_pb2 as ev
+from services.trainer.figures import StepReport
+from services.trainer.ports import KnownVersion, ReplicaReport, VersionRecord
+
+
+class RedisVersionLog:
+    """See ports.VersionLog."""
+
+    def __init__(self, client: Redis, run: str, epoch: int):
+        self._streams = RunStreams(client, run, role="trainer", epoch=epoch)
+
+    async def known(self) -> dict[int, KnownVersion]:
+        """See ports.VersionLog."""
+        found = {}
+        for message in await self._streams.read_all("versions"):
+            record = ev.PolicyVersionRecord.FromString(message.data)
+            found[record.version] = KnownVersion(record.parent, record.digest)
+        return found
+
+    async def append(self, record: VersionRecord) -> None:
+        """See ports.VersionLog."""
+        message = record_to_pb(record)
+        message.at_unix_s = wall()
+        dedupe = f"{message.version}/{message.stage}"
+        entry = StreamEntry("versions", "versions", dedupe, message.SerializeToString())
+        await self._streams.append([entry])
+
+
+def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
+    """Everything but the time."""
+    stage = ev.VERSION_STAGE_PUBLISHED if record.published else ev.VERSION_STAGE_DURABLE
+    return ev.PolicyVersionRecord(
+        version=record.version,
+        parent=record.parent,
+        digest=record.digest,
+        stage=stage,
+        checkpoint=record.checkpoint,
+        step_kl=record.report.figures.step_kl if record.report else 0.0,
+        step=_report_to_pb(record.report) if record.report else None,
+        publications=[_replica_to_pb(report) for report in record.publications],
+    )
+
+
+def _report_to_pb(report: StepReport) -> ev.StepReport:
+    found = report.figures.mismatch
+    return ev.StepReport(
+        step=report.step,
+        loss=report.figures.loss,
+        grad_norm=report.figures.grad_norm,
+        tokens=report.tokens,
+        trajectories=report.trajectories,
+        groups_with_variance=report.groups_with_variance,
+        mismatch_k1=found.k1,
+        mismatch_k3=found.k3,
+        mismatch_max_abs=found.max_abs,
+        ess_fraction=found.ess_fraction,
+        truncated_share=found.truncated_share,
+        train_s=report.train_s,
+        lag_mean_versions=report.lag_mean_versions,
+    )
+
+
+def _replica_to_pb(report: ReplicaReport) -> ev.PublicationReport:
+    return ev.PublicationReport(
+        replica=report.replica,
+        latency_s=report.latency_s,
+        pause_s=report.pause_s,
+        token_gap_s=report.token_gap_s,
+        receive_s=report.receive_s,
+        apply_s=report.apply_s,
+        requests_recomputed=report.requests_recomputed,
+        tokens_lost=report.tokens_lost,
+        error=report.error,
+    )

@@ -1,0 +1,68 @@
+"""Settings of the trainer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from muster.config import Section
+
+
+class TrainerConfig(Section):
+    """`[trainer]`: the reference GRPO trainer."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port of the status service; port 0 lets the system choose."""
+    epochs: int = Field(1, ge=1, le=16)
+    """Optimizer steps per batch; above 1 the clip range begins to matter."""
+    lr: float = Field(2e-6, gt=0, le=1)
+    """Learning rate of AdamW, constant."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW: decay of the gradient's mean."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW: decay of the gradient's square."""
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    """AdamW: decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Longer gradients are cut to this norm."""
+    eps_low: float = Field(0.2, gt=0, lt=1)
+    """Clip range of the probability ratio, downwards."""
+    eps_high: float = Field(0.2, gt=0, le=10)
+    """Clip range of the probability ratio, upwards."""
+    tis_cap: float = Field(2.0, ge=1, le=100)
+    """Importance weights (trainer over engine) are cut to this."""
+
+    micro_batch_tokens: int = Field(512, ge=16, le=1 << 20)
+    """Tokens per forward pass: bounds memory. One longer sequence makes a pass of its own. On a CPU
+    a row that fits its caches is quickest (512); a GPU wants 8192 or more."""
+    logit_rows: int = Field(256, ge=1, le=1 << 16)
+    """Sampled tokens whose logits over the whole vocabulary exist at one time."""
+    step_kl_tokens: int = Field(512, ge=1, le=1 << 20)
+    """Sampled tokens on which the drift of a step is measured after it."""
+    threads: int = Field(2, ge=1, le=1024)
+    """Threads of PyTorch."""
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of weights and activations in a pass, and of the weights that engines get. Master
+    weights and optimizer are float32 always."""
+
+    checkpoints_keep: int = Field(2, ge=1, le=1000)
+    """Newest checkpoints kept; older ones are deleted after a newer one is durable."""
+
+    transport: Literal["gloo", "nccl"] = "gloo"
+    """How weights travel to the engines."""
+    transport_host: str = "127.0.0.1"
+    """Address of this machine that the engines can reach, for the transfer."""
+    publish_deadline_s: float = Field(120.0, gt=0, le=3600)
+    """A replica that has not taken a version by then has missed it."""
+    replica_check_s: float = Field(5.0, gt=0, le=600)
+    """How often a waiting trainer looks for replicas that missed the current version."""
+
+    lease_wait_s: float = Field(300.0, gt=0, le=86400)
+    """Deadline of one lease call; when it passes, the same lease is asked for again."""
+    call_deadline_s: float = Field(20.0, gt=0, le=600)
+    """Deadline of every other call."""
+    retry_s: float = Field(120.0, ge=0, le=86400)
+    """How long the bank or Redis may be away before the trainer ends with an error."""
+    retry_first_s: float = Field(0.2, gt=0, le=60)
+    """First wait between two tries; it doubles up to 5 s."""

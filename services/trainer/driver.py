@@ -1,0 +1,248 @@
+"""Carries out what the trainer machine decides.
+
+Owns: the event loop of one trainer incarnation, the worker thread, retries. Promise: the commands
+of one answer are carried out in order; a bank or Redis that is away is waited for up to `retry_s`;
+on a stop the worker thread ends at its next check and the step in flight leaves no trace.
+Does not cover: what comes after what (schedule.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from muster import telemetry
+from muster.clock import monotonic
+from muster.errors import Refused, Unavailable
+from muster.types import Value
+from services.trainer import schedule as s
+from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
+from services.trainer.batch import TrainBatch
+from services.trainer.figures import StepReport
+from services.trainer.lineage import NO_PARENT, Lineage
+from services.trainer.plan import plan_step, report_step
+from services.trainer.policy import Policy, Stopped
+from services.trainer.ports import Bank, Fleet, VersionLog, VersionRecord
+
+T = TypeVar("T")
+EVENTS_MAX = 64  # one task at a time answers, so a handful is ever queued
+RETRY_STEP_MAX_S = 5.0
+_log = telemetry.logger("trainer.driver")
+
+
+class DriverSettings(Value, frozen=True):
+    """Names and waits; meanings in config.py."""
+
+    run: str
+    epoch: int
+    base: Path
+    replica_check_s: float = 5.0
+    retry_s: float = 120.0
+    retry_first_s: float = 0.2
+
+
+class Driver:
+    """One trainer incarnation. To be read: `machine`."""
+
+    def __init__(
+        self,
+        settings: DriverSettings,
+        *,
+        load: Callable[[Path], Policy],
+        store: CheckpointStore,
+        bank: Bank,
+        versions: VersionLog,
+        fleet: Fleet,
+    ):
+        self.machine = s.TrainerMachine()
+        self.settings = settings
+        self._load, self._store, self._bank = load, store, bank
+        self._versions, self._fleet = versions, fleet
+        self._events: asyncio.Queue[s.TrainerEvent] = asyncio.Queue(EVENTS_MAX)
+        self._abort = threading.Event()
+        self._lineage = Lineage({0: NO_PARENT}, 0)
+        self._policy: Policy
+        self._batch: TrainBatch
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping` is set (returns), or something fails for good (raises MusterError)."""
+        halt: s.Halt | None = None
+        async with asyncio.TaskGroup() as tasks:
+            side = [
+                tasks.create_task(self._watch_stop(stopping), name="watch-stop"),
+                tasks.create_task(self._watch_replicas(), name="watch-replicas"),
+                tasks.create_task(self._start(), name="start"),
+            ]
+            try:
+                while halt is None:
+                    event = await self._events.get()
+                    before = self.machine.phase
+                    commands = self.machine.handle(event, monotonic())
+                    self._tell(event, before)
+                    halt = next((c for c in commands if isinstance(c, s.Halt)), None)
+                    if commands and halt is None:
+                        name = type(commands[-1]).__name__
+                        side = [task for task in side if not task.done()]
+                        side.append(tasks.create_task(self._carry_out(commands), name=name))
+            finally:
+                self._abort.set()
+                for task in side:
+                    task.cancel()
+        if halt and halt.problem:
+            raise Refused(halt.problem, field="trainer", way_out=halt.way_out)
+
+    async def _watch_stop(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._abort.set()
+        await self._events.put(s.StopRequested())
+
+    async def _watch_replicas(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.replica_check_s)
+            await self._events.put(s.ReplicasDue())
+
+    async def _start(self) -> None:
+        known = await self._retried("the versions stream", self._versions.known)
+        step, record = await asyncio.to_thread(self._restore)
+        self._lineage = self._lineage.join({v: k.parent for v, k in known.items()})
+        recorded = known.get(record.version)
+        if recorded and recorded.digest != record.digest:
+            raise Refused(
+                "the run knows this version with other weights",
+                field=f"version {record.version} digest",
+                value=record.digest,
+                way_out="use the model and checkpoints that the run began with, or a new run name",
+            )
+        await self._events.put(s.Started(step, record, self._lineage.next_version))
+
+    def _restore(self) -> tuple[int, VersionRecord]:
+        found = self._store.newest()
+        if found:
+            folder, meta = found
+            self._policy, self._lineage = self._load(folder), meta.lineage
+            return meta.step, meta.record(folder)
+        base = self.settings.base
+        self._policy = self._load(base)
+        digest = self._fleet.digest(self._policy.engine_state(), 0, NO_PARENT)
+        return 0, VersionRecord(0, NO_PARENT, digest, str(base))
+
+    async def _carry_out(self, commands: list[s.Command]) -> None:
+        for command in commands:
+            with telemetry.span(f"trainer.{type(command).__name__}"):
+                try:
+                    event = await self._do(command)
+                except Stopped:
+                    return
+            if event is not None:
+                await self._events.put(event)
+
+    async def _do(self, command: s.Command) -> s.TrainerEvent | None:
+        match command:
+            case s.Register():
+                found = await self._retried(
+                    "the ready bank", lambda: self._bank.register(command.last_durable_step)
+                )
+                return s.Registered(found.next_step)
+            case s.LeaseBatch():
+                self._batch = await self._lease(command.step)
+                return s.BatchLeased(self._batch.step)
+            case s.TrainStep():
+                return s.StepTrained(await asyncio.to_thread(self._train))
+            case s.SaveCheckpoint():
+                record = await asyncio.to_thread(self._save, command)
+                return s.CheckpointSaved(command.step, record)
+            case s.RecordVersion():
+                await self._retried(
+                    "the versions stream", lambda: self._versions.append(command.record)
+                )
+                return None
+            case s.AcknowledgeBatch():
+                await self._retried("the ready bank", lambda: self._bank.acknowledge(command.step))
+                return s.BatchAcknowledged(command.step)
+            case s.Publish():
+                state = self._policy.engine_state()
+                done = await self._retried(
+                    "the registry",
+                    lambda: self._fleet.publish(state, command.version, command.parent),
+                )
+                return s.Published(done.reports, done.serving)
+        raise TypeError(f"no such command: {command!r}")
+
+    async def _lease(self, step: int) -> TrainBatch:
+        while True:  # a lease that ends in time without a batch is asked for again
+            asked = monotonic()
+            try:
+                return await self._retried("the ready bank", lambda: self._bank.lease(step))
+            except TimeoutError:
+                _log.info("no batch for step %d in %.0f s, asking again", step, monotonic() - asked)
+
+    def _train(self) -> StepReport:
+        started = monotonic()
+        plan = plan_step(self._batch, self._lineage)
+        figures = self._policy.train(plan, self._abort.is_set)
+        return report_step(plan, figures, monotonic() - started)
+
+    def _save(self, command: s.SaveCheckpoint) -> VersionRecord:
+        grown = self._lineage.grow(command.version)
+        state = self._policy.engine_state()
+        meta = CheckpointMeta(
+            run=self.settings.run,
+            step=command.step,
+            version=command.version,
+            parent=command.parent,
+            digest=self._fleet.digest(state, command.version, command.parent),
+            trainer_epoch=self.settings.epoch,
+            lineage=grown,
+            report=command.report,
+        )
+        stop = self._abort.is_set
+        folder = self._store.save(meta, lambda path: self._policy.write(path, stop), stop)
+        self._lineage = grown
+        return meta.record(folder)
+
+    async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        gone, wait = monotonic(), self.settings.retry_first_s
+        while True:
+            asked = monotonic()
+            try:
+                return await call()
+            except Unavailable as error:
+                now = monotonic()
+                if now - asked > RETRY_STEP_MAX_S:  # a long call: it was there until now
+                    gone, wait = now, self.settings.retry_first_s
+                if now - gone + wait > self.settings.retry_s:
+                    raise Unavailable(
+                        f"{what} has been away for {now - gone:.0f} s ({error})",
+                        field="trainer.retry_s",
+                        value=self.settings.retry_s,
+                        way_out="start it; the trainer goes on from its checkpoint",
+                    ) from error
+                _log.warning("%s is away, trying again in %.1f s: %s", what, wait, error)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RETRY_STEP_MAX_S)
+
+    def _tell(self, event: s.TrainerEvent, before: s.Phase) -> None:
+        machine = self.machine
+        if machine.phase is not before:
+            _log.info("%s → %s", before, machine.phase, extra={"step": machine.step})
+        if isinstance(event, s.StepTrained):
+            _log.info("step %d trained", event.report.step, extra=_figures(event.report))
+        if isinstance(event, s.Published):
+            for report in event.reports:
+                if report.error:
+                    _log.warning("replica %s missed it: %s", report.replica, report.error)
+
+
+def _figures(report: StepReport) -> dict[str, float]:
+    figures = report.figures
+    return {
+        "loss": figures.loss,
+        "grad_norm": figures.grad_norm,
+        "step_kl": figures.step_kl,
+        "mismatch_k3": figures.mismatch.k3,
+        "ess_fraction": figures.mismatch.ess_fraction,
+        "train_s": report.train_s,
+    }

@@ -1,0 +1,53 @@
+"""The figures of an optimizer step.
+
+Owns: what a policy measured (`StepFigures`) and what is told of a step (`StepReport`). Promise: all
+divergences are per token, in float64, finite; no torch here, so that the schedule and the
+simulation need none. Does not cover: how they are computed (divergence.py, loss.py).
+"""
+
+from __future__ import annotations
+
+from muster.types import Value
+
+
+class Mismatch(Value, frozen=True):
+    """Engine against trainer over `tokens` sampled tokens (all zero when there are none).
+
+    k1: mean of −log ρ, an unbiased estimate of KL(μ‖π_p) that may fall below 0.
+    k3: mean of ρ − 1 − log ρ, the same with less variance, never below 0.
+    max_abs: largest |log π_p − log μ|.
+    ess_fraction: (Σρ)² / (n Σρ²) on raw token weights; 1 when the policies agree.
+    truncated_share: share of tokens with ρ > C.
+    """
+
+    tokens: int = 0
+    k1: float = 0.0
+    k3: float = 0.0
+    max_abs: float = 0.0
+    ess_fraction: float = 1.0
+    truncated_share: float = 0.0
+
+
+class StepFigures(Value, frozen=True):
+    """What training measured. `per_trajectory` is keyed by trajectory id."""
+
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    step_kl: float = 0.0
+    clipped_share: float = 0.0
+    mismatch: Mismatch = Mismatch()
+    per_trajectory: dict[str, Mismatch] = {}
+
+
+class StepReport(Value, frozen=True):
+    """The figures of one step that go into its version record (all of them in the checkpoint)."""
+
+    step: int
+    figures: StepFigures
+    tokens: int
+    trajectories: int
+    groups_with_variance: int
+    groups: int
+    excluded: int  # siblings that were infrastructure failures or unknown
+    lag_mean_versions: float
+    train_s: float = 0.0

@@ -1,0 +1,75 @@
+"""What one optimizer step trains on.
+
+Owns: `StepPlan`, made from a leased batch. Promise: only valid episodes are in it, each with the
+advantage of its group, and every sampled token is of this run's versions.
+Does not cover: the forward pass (adapters), the order of steps (schedule.py).
+"""
+
+from __future__ import annotations
+
+from muster.types import Value
+from services.trainer.advantage import Credit, assign_credit
+from services.trainer.batch import Sequence, TrainBatch, lay_out
+from services.trainer.figures import StepFigures, StepReport
+from services.trainer.lineage import Lineage, trajectory_lag
+
+
+class StepPlan(Value, frozen=True):
+    """Sequences with one advantage each, and what is known before the first forward pass."""
+
+    step: int
+    sequences: tuple[Sequence, ...]
+    advantages: tuple[float, ...]
+    ids: tuple[str, ...]  # of the batch's trajectories, by their index
+    credit: Credit
+    lag_mean_versions: float
+
+    @property
+    def trajectories(self) -> int:
+        """Episodes with sampled tokens that count."""
+        return len({sequence.trajectory for sequence in self.sequences})
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens that count."""
+        return sum(len(sequence.sampled) for sequence in self.sequences)
+
+
+def plan_step(batch: TrainBatch, lineage: Lineage) -> StepPlan:
+    """Raises InvalidInput for a batch that cannot be trained on truthfully."""
+    credit = assign_credit(batch.trajectories)
+    sequences: list[Sequence] = []
+    advantages: list[float] = []
+    lags: list[int] = []
+    for index, item in enumerate(batch.trajectories):
+        if (item.group, item.sibling) not in credit.advantages:
+            continue
+        lag = trajectory_lag(lineage, item)
+        if lag is not None:
+            lags.append(lag)
+        for sequence in lay_out(index, item):
+            sequences.append(sequence)
+            advantages.append(credit.advantages[item.group, item.sibling])
+    return StepPlan(
+        step=batch.step,
+        sequences=tuple(sequences),
+        advantages=tuple(advantages),
+        ids=tuple(item.id for item in batch.trajectories),
+        credit=credit,
+        lag_mean_versions=sum(lags) / len(lags) if lags else 0.0,
+    )
+
+
+def report_step(plan: StepPlan, figures: StepFigures, train_s: float) -> StepReport:
+    """Join what was planned and what was measured."""
+    return StepReport(
+        step=plan.step,
+        figures=figures,
+        tokens=plan.tokens,
+        trajectories=plan.trajectories,
+        groups_with_variance=plan.credit.groups_with_variance,
+        groups=len(plan.credit.groups),
+        excluded=sum(group.excluded for group in plan.credit.groups),
+        lag_mean_versions=plan.lag_mean_versions,
+        train_s=train_s,
+    )

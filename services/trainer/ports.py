@@ -1,0 +1,96 @@
+"""What the trainer needs from the outer world, as seats for adapters.
+
+Owns: the carriers that cross those seats. Promise: no protobuf, no torch, no address in them.
+Errors are those of muster.errors: Unavailable may be retried, Fenced means that another trainer
+has taken over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from muster.types import Value
+from services.trainer.batch import TrainBatch
+from services.trainer.figures import StepReport
+
+
+class Registration(Value, frozen=True):
+    """The bank's answer to a new trainer incarnation."""
+
+    next_step: int
+    steps_unseen: tuple[int, ...]
+
+
+class ReplicaReport(Value, frozen=True):
+    """How one replica took a version; `error` is empty when it serves it."""
+
+    replica: str
+    latency_s: float = 0.0
+    pause_s: float = 0.0
+    token_gap_s: float = 0.0
+    receive_s: float = 0.0
+    apply_s: float = 0.0
+    requests_recomputed: int = 0
+    tokens_lost: int = 0
+    error: str = ""
+
+
+class VersionRecord(Value, frozen=True):
+    """One entry of the versions stream; `published` is the later of its two stages."""
+
+    version: int
+    parent: int
+    digest: str
+    checkpoint: str
+    published: bool = False
+    report: StepReport | None = None
+    publications: tuple[ReplicaReport, ...] = ()
+
+
+class Bank(Protocol):
+    """The ready bank. Every call is retried by its caller, so each must be idempotent there."""
+
+    async def register(self, last_durable_step: int) -> Registration: ...
+
+    async def lease(self, step: int) -> TrainBatch:
+        """Waits until the batch is there."""
+
+    async def acknowledge(self, step: int) -> int:
+        """Groups trained."""
+
+
+class KnownVersion(Value, frozen=True):
+    """What the versions stream says of one version."""
+
+    parent: int
+    digest: str
+
+
+class VersionLog(Protocol):
+    """The versions stream of the run."""
+
+    async def known(self) -> dict[int, KnownVersion]:
+        """Every version ever recorded."""
+
+    async def append(self, record: VersionRecord) -> None:
+        """Equal (version, stage) is written once."""
+
+
+class Publication(Value, frozen=True):
+    """What a publication came to. `serving` counts replicas that serve the version now."""
+
+    reports: tuple[ReplicaReport, ...] = ()
+    serving: int = 0
+
+
+class Fleet(Protocol):
+    """All inference replicas of the run."""
+
+    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
+        """Name of a set of weights: equal weights, equal digest. Runs in a worker thread."""
+
+    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
+        """Bring the weights to every replica that does not serve `version`.
+
+        Only Fenced is raised; a replica that fails has its error in its report.
+        """

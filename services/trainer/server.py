@@ -1,0 +1,42 @@
+"""The trainer's status over gRPC. Reads the driver, decides nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.v1 import trainer_pb2 as pb
+from muster.v1.trainer_pb2_grpc import TrainerServiceServicer
+from services.trainer.adapters.version_log import record_to_pb
+from services.trainer.driver import Driver
+from services.trainer.schedule import Phase
+
+SERVICE = "muster.v1.TrainerService"
+_PHASES = {
+    Phase.STARTING: pb.TRAINER_PHASE_STARTING,
+    Phase.WAITING: pb.TRAINER_PHASE_WAITING,
+    Phase.TRAINING: pb.TRAINER_PHASE_TRAINING,
+    Phase.SAVING: pb.TRAINER_PHASE_SAVING,
+    Phase.PUBLISHING: pb.TRAINER_PHASE_PUBLISHING,
+    Phase.STOPPED: pb.TRAINER_PHASE_UNSPECIFIED,
+}
+
+
+class TrainerServicer(TrainerServiceServicer):
+    """Serves GetTrainerStatus."""
+
+    def __init__(self, driver: Driver):
+        self._driver = driver
+
+    async def GetTrainerStatus(
+        self, request: pb.GetTrainerStatusRequest, context: Any
+    ) -> pb.GetTrainerStatusResponse:
+        """Phase, last durable step, its version and checkpoint."""
+        machine = self._driver.machine
+        return pb.GetTrainerStatusResponse(
+            phase=_PHASES[machine.phase],
+            trainer_epoch=self._driver.settings.epoch,
+            step=machine.step,
+            version=machine.record.version,
+            checkpoint=machine.record.checkpoint,
+            last=record_to_pb(machine.record),
+        )

@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+cat note.txt
+rm k4.txt

@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+chmod +x run.sh

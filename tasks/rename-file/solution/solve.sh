@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+mv a.txt c.txt

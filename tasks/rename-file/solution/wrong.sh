@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+cp a.txt c.txt

@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+date > now.txt

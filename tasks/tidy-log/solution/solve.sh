@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+mkdir logs
+mv debug.log logs/

@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+echo red > r.txt
+echo blue > b.txt

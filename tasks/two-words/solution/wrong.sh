@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+echo blue > r.txt
+echo red > b.txt

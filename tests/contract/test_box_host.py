@@ -1,0 +1,287 @@
+"""The sandbox host's calls, told on the fake and on real boxes: once-only, fencing, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from muster.archive import TaskFile, pack_files
+from muster.errors import Exhausted, Fenced, InvalidInput, MusterError, NotFound, Refused
+from muster.types import EpisodeKey, Limits, StepLimit, VerdictStatus
+from services.sandbox.adapters.fake import open_fake
+from services.sandbox.adapters.native.backend import open_native
+from services.sandbox.box import Backend
+from services.sandbox.config import SandboxConfig
+from services.sandbox.driver import Acquired, SandboxHost
+
+NATIVE = pytest.param(
+    "native",
+    marks=[
+        pytest.mark.root,
+        pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
+    ],
+)
+KEY = EpisodeKey("run", "g1", 0, 1, 5)
+UNSET = Limits(0, 0, 0, 0, 0)
+DOCKERFILE = "FROM scratch\nWORKDIR /work\nENV COLOUR=green\nCOPY given.txt data/\n"
+TEST = "test -f answer.txt && cat answer.txt > /logs/verifier/reward.txt"
+
+
+@pytest.fixture(params=["fake", NATIVE])
+async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
+    async with opened as made:
+        yield made
+
+
+@pytest.fixture
+async def host(backend: Backend) -> AsyncIterator[SandboxHost]:
+    config = SandboxConfig(boxes_max=2, starting_max=1, waiting_max=2, steps_max=20)
+    async with SandboxHost(backend, config, "host") as made:
+        yield made
+
+
+def package(dockerfile: str = DOCKERFILE, test: str = TEST, toml: str = "") -> dict[str, Any]:
+    texts = {
+        "instruction.md": "Do it.",
+        "task.toml": toml,
+        "environment/Dockerfile": dockerfile,
+        "environment/given.txt": "given\n",
+        "tests/test.sh": test,
+    }
+    archive = pack_files({path: TaskFile(0o644, text.encode()) for path, text in texts.items()})
+    digest = hashlib.sha256(archive).hexdigest()
+    return {"name": "task", "digest": digest, "archive": archive, "asked": UNSET, "wait_s": 20.0}
+
+
+def key(**changes: Any) -> EpisodeKey:
+    return msgspec.structs.replace(KEY, **changes)
+
+
+async def acquire(host: SandboxHost, episode: EpisodeKey = KEY, **task: str) -> Acquired:
+    return await host.acquire(episode, **package(**task))
+
+
+async def step(host: SandboxHost, box: str, turn: int, command: str, limit_s: float = 20.0) -> str:
+    record, _ = await host.execute(KEY, box, turn, command, limit_s)
+    return (record.evidence.head + record.evidence.tail).decode()
+
+
+async def test_a_box_starts_with_the_task_s_files_folder_and_variables(host: SandboxHost) -> None:
+    got = await acquire(host)
+    assert got.workdir == "/work"
+    told = await step(host, got.box, 0, "pwd; echo $COLOUR; cat data/given.txt")
+    assert told == "/work\ngreen\ngiven\n"
+
+
+async def test_tests_are_not_in_the_agent_s_box(host: SandboxHost) -> None:
+    got = await acquire(host)
+    record, _ = await host.execute(KEY, got.box, 0, "test -e /tests/test.sh", 10)
+    assert record.evidence.exit_code == 1
+
+
+async def test_run_lines_prepare_the_box(host: SandboxHost) -> None:
+    lines = "RUN echo $COLOUR > made.txt && export COLOUR=red && cd /\nRUN pwd >> made.txt\n"
+    got = await acquire(host, dockerfile=DOCKERFILE + lines)
+    assert await step(host, got.box, 0, "cat made.txt; echo $COLOUR") == "green\n/work\ngreen\n"
+
+
+async def test_a_run_line_that_fails_names_the_line_and_leaves_no_box(host: SandboxHost) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await acquire(host, dockerfile=DOCKERFILE + "RUN nonsense-here\n")
+    assert caught.value.field == "environment/Dockerfile"
+    assert caught.value.value == "nonsense-here"
+    assert host.boxes == 0
+    await acquire(host)
+
+
+async def test_the_same_attempt_gets_the_same_unused_box(host: SandboxHost) -> None:
+    first = await acquire(host)
+    assert await acquire(host) == first
+    await step(host, first.box, 0, "true")
+    with pytest.raises(Refused):
+        await acquire(host)
+
+
+async def test_a_turn_runs_once_and_its_answer_is_kept(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    first = await host.execute(KEY, box, 0, "echo more >> /work/log; cat /work/log", 10)
+    again = await host.execute(KEY, box, 0, "echo more >> /work/log; cat /work/log", 10)
+    assert (first[1], again[1]) == (False, True)
+    assert first[0] == again[0]
+    assert await step(host, box, 1, "cat /work/log") == "more\n"
+
+
+async def test_two_calls_at_once_for_one_turn_run_it_once(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    async with asyncio.TaskGroup() as tasks:
+        calls = [
+            tasks.create_task(host.execute(KEY, box, 0, "echo x >> /work/log", 10))
+            for _ in range(3)
+        ]
+    assert sorted(call.result()[1] for call in calls) == [False, True, True]
+    assert await step(host, box, 1, "cat /work/log") == "x\n"
+
+
+async def test_a_caller_that_leaves_does_not_stop_its_step(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    command = "echo once >> /work/log; sleep 0.2; cat /work/log"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await host.execute(KEY, box, 0, command, 10)
+    record, repeated = await host.execute(KEY, box, 0, command, 10)
+    assert (record.evidence.head, repeated) == (b"once\n", True)
+
+
+async def test_a_turn_is_not_given_another_command(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    await step(host, box, 0, "echo one")
+    with pytest.raises(Refused, match="another command"):
+        await step(host, box, 0, "echo two")
+
+
+async def test_an_older_turn_that_never_ran_is_refused(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    await step(host, box, 3, "echo three")
+    with pytest.raises(Refused) as caught:
+        await step(host, box, 2, "echo two")
+    assert caught.value.field == "turn"
+
+
+async def test_the_time_limit_is_named_and_the_session_goes_on(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    record, _ = await host.execute(KEY, box, 0, "sleep 60", 0.3)
+    assert record.limit is StepLimit.TIME
+    assert await step(host, box, 1, "pwd") == "/work\n"
+
+
+async def test_a_verdict_is_given_and_can_be_asked_for_again(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    await step(host, box, 0, "echo 0.5 > answer.txt")
+    for _ in range(2):
+        done = await host.verify(KEY, box)
+        assert (done.verdict.status, done.verdict.reward) == (VerdictStatus.REWARDED, 0.5)
+
+
+async def test_a_verifier_that_leaves_nothing_gives_no_reward(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    done = await host.verify(KEY, box)
+    assert done.verdict.status is VerdictStatus.INVALID
+    assert done.evidence.exit_code == 1
+
+
+async def test_a_verifier_that_hangs_is_a_timeout(host: SandboxHost) -> None:
+    toml = "[verifier]\ntimeout_sec = 0.3\n"
+    box = (await acquire(host, test="sleep 60", toml=toml)).box
+    assert (await host.verify(KEY, box)).verdict.status is VerdictStatus.TIMEOUT
+
+
+async def test_after_verification_no_step_runs(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    await host.verify(KEY, box)
+    with pytest.raises(Refused, match="sealed"):
+        await step(host, box, 0, "echo more")
+
+
+async def test_release_ends_the_box_and_is_told_once(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    assert await host.release(KEY, box) is True
+    assert await host.release(KEY, box) is False
+    with pytest.raises(NotFound):
+        await step(host, box, 0, "echo x")
+
+
+async def test_a_newer_epoch_ends_the_boxes_of_older_ones(host: SandboxHost) -> None:
+    old = await acquire(host)
+    newer = key(owner_epoch=6)
+    got = await acquire(host, newer)
+    with pytest.raises(Fenced) as caught:
+        await step(host, old.box, 0, "echo x")
+    assert caught.value.field == "episode.owner_epoch"
+    with pytest.raises(Fenced):
+        await host.release(KEY, old.box)
+    with pytest.raises(Fenced):
+        await acquire(host, key(group="g2"))
+    # With two boxes in all, a third only comes when the old one is gone.
+    third = await acquire(host, key(owner_epoch=6, sibling=1))
+    assert len({old.box, got.box, third.box}) == 3
+
+
+async def test_a_box_answers_to_its_own_attempt_only(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    with pytest.raises(NotFound):
+        await host.execute(key(attempt=2), box, 0, "echo x", 10)
+
+
+async def test_callers_wait_for_a_free_box(host: SandboxHost) -> None:
+    boxes = [await acquire(host, key(sibling=n)) for n in range(2)]
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(acquire(host, key(sibling=2)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await host.release(key(sibling=0), boxes[0].box)
+        assert (await waiting).box not in {b.box for b in boxes}
+
+
+async def test_no_caller_waits_past_its_deadline(host: SandboxHost) -> None:
+    for number in range(2):
+        await acquire(host, key(sibling=number))
+    with pytest.raises(Exhausted) as caught:
+        await host.acquire(key(sibling=2), **package() | {"wait_s": 0.1})
+    assert caught.value.field == "sandbox.boxes_max"
+
+
+async def test_a_caller_that_leaves_the_queue_takes_no_box(host: SandboxHost) -> None:
+    boxes = [await acquire(host, key(sibling=n)) for n in range(2)]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await acquire(host, key(sibling=2))
+    await host.release(key(sibling=0), boxes[0].box)
+    await acquire(host, key(sibling=3))
+    assert host.boxes == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"digest": "00"}, "task.digest"),
+        ({"asked": Limits(memory_bytes=1 << 50)}, "limits.memory_bytes"),
+        ({"asked": Limits(pids=-1)}, "limits.pids"),
+    ],
+)
+async def test_a_wrong_request_names_its_field(
+    changes: dict[str, Any], field: str, host: SandboxHost
+) -> None:
+    with pytest.raises(MusterError) as caught:
+        await host.acquire(KEY, **package() | changes)
+    assert caught.value.field == field
+    assert caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("command", "limit_s", "field"),
+    [("echo", 0.0, "timeout_s"), ("echo", 1e9, "timeout_s"), ("x" * 70000, 1.0, "command")],
+)
+async def test_a_step_out_of_bounds_is_refused_and_uses_no_turn(
+    command: str, limit_s: float, field: str, host: SandboxHost
+) -> None:
+    box = (await acquire(host)).box
+    with pytest.raises(InvalidInput) as caught:
+        await host.execute(KEY, box, 0, command, limit_s)
+    assert caught.value.field == field
+    assert await step(host, box, 0, "echo on") == "on\n"
+
+
+async def test_steps_of_a_box_are_bounded(host: SandboxHost) -> None:
+    box = (await acquire(host)).box
+    for turn in range(20):
+        await step(host, box, turn, "true")
+    with pytest.raises(Exhausted):
+        await step(host, box, 20, "true")

@@ -1,0 +1,290 @@
+"""What every engine promises (services/inference/engine.py), asked of the fake and of vLLM alike.
+
+The vLLM half is marked `engine`; it starts one engine for the module, so each test leaves the
+engine idle and may find any version served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+import torch
+
+from muster.errors import Refused
+from muster.model import ensure_model
+from muster.transfer import group as transport
+from muster.transfer import manifest as weights
+from muster.types import FinishReason, SamplingParams, VersionSpan
+from services.inference.adapters.fake import FakeEngine, Script
+from services.inference.adapters.receive import receive_and_verify
+from services.inference.config import InferenceConfig
+from services.inference.engine import Chunk, Engine, Finish, Sampling, UpdatePhase, UpdateStatus
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM and torch warn at import
+    pytest.mark.timeout(400),
+]
+State = dict[str, torch.Tensor]
+PROMPT = tuple(range(300, 340))
+# Prefill and decode run different kernels in bfloat16: 8 bits of mantissa through 30 layers.
+SCORE_BOUND = {"fake": 0.0, "vllm": 0.5}
+
+
+class Bench:
+    """An engine, the weights it was started with, and a trainer's end of a transfer."""
+
+    def __init__(self, name: str, engine: Engine, state: State):
+        self.name, self.engine, self.state, self.version = name, engine, state, 0
+
+    async def receive(self, state: State, *, corrupt: bool = False) -> UpdateStatus:
+        """Let the engine receive the next version of `state`; its status when that is over."""
+        manifest = weights.build(state, version=self.version + 1, parent=self.version)
+        stream = weights.pack(state, manifest)
+        if corrupt:
+            stream[0] ^= 1
+        meeting = transport.Meeting("127.0.0.1", 2, timeout_s=60)
+        name = uuid.uuid4().hex
+        spec = transport.GroupSpec("gloo", "127.0.0.1", meeting.port, 0, 2, name, 60.0)
+
+        def send() -> None:
+            group = transport.join(spec, store=meeting.store)
+            group.broadcast(stream)
+            group.close()
+
+        await self.engine.prepare_update(manifest, msgspec.structs.replace(spec, rank=1))
+        await asyncio.to_thread(send)
+        return await self.arrived()
+
+    async def arrived(self) -> UpdateStatus:
+        async with asyncio.timeout(120):
+            while True:
+                status = await self.engine.update_status()
+                if status.phase is not UpdatePhase.RECEIVING:
+                    return status
+                await asyncio.sleep(0.02)
+
+    def changed(self) -> State:
+        """Weights that differ from those the engine started with."""
+        return {n: (t * 1.05 if "down_proj" in n else t.clone()) for n, t in self.state.items()}
+
+
+@asynccontextmanager
+async def fake_bench() -> AsyncIterator[Bench]:
+    engine = FakeEngine(Script(length=200, step_s=0.001), receive=receive_and_verify)
+    await engine.start(0)
+    yield Bench("fake", engine, {"mlp.down_proj": torch.ones(64, 3), "norm": torch.ones(7)})
+    await engine.shutdown()
+
+
+@asynccontextmanager
+async def vllm_bench() -> AsyncIterator[Bench]:
+    from safetensors.torch import load_file
+
+    from services.inference.adapters.vllm import VllmEngine
+
+    folder = ensure_model(
+        os.environ.get("MUSTER_TEST_MODEL", "smollm2-135m-instruct"), Path(".muster/cache")
+    )
+    engine = VllmEngine(str(folder), InferenceConfig(kv_cache_gib=0.5, max_requests=8))
+    await engine.start(0)
+    yield Bench("vllm", engine, load_file(folder / "model.safetensors"))
+    await engine.shutdown()
+
+
+BENCHES: dict[str, Callable[[], object]] = {"fake": fake_bench, "vllm": vllm_bench}
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["fake", pytest.param("vllm", marks=pytest.mark.engine)],
+)
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    async with BENCHES[request.param]() as made:  # type: ignore[attr-defined]
+        yield made
+
+
+def sampling(tokens: int, *, seed: int = 7, stop: tuple[int, ...] = ()) -> Sampling:
+    params = SamplingParams(temperature=1.0, seed=seed)
+    return Sampling(uuid.uuid4().hex, PROMPT, params, tokens, stop)
+
+
+async def sampled(engine: Engine, request: Sampling) -> tuple[list[int], list[float], Finish]:
+    ids, logprobs = list[int](), list[float]()
+    finish: Finish | None = None
+    async for item in engine.sample(request):
+        assert finish is None, "something came after the Finish"
+        if isinstance(item, Chunk):
+            ids += item.token_ids
+            logprobs += item.logprobs
+        else:
+            finish = item
+    assert finish is not None
+    return ids, logprobs, finish
+
+
+async def test_every_token_has_a_logprob_and_a_version(bench: Bench) -> None:
+    ids, logprobs, finish = await sampled(bench.engine, sampling(12))
+
+    assert len(ids) == len(logprobs) == 12
+    assert all(value <= 0 for value in logprobs)
+    assert finish.reason is FinishReason.LENGTH
+    assert finish.spans == (VersionSpan(bench.version, 0, 12, bench.version),)
+
+
+async def test_a_stop_token_is_the_last_token(bench: Bench) -> None:
+    ids, _, _ = await sampled(bench.engine, sampling(12))
+    stop = ids[5]
+
+    again, _, finish = await sampled(bench.engine, sampling(12, stop=(stop,)))
+
+    assert finish.reason is FinishReason.STOP
+    assert again == ids[: ids.index(stop) + 1]
+
+
+async def test_another_seed_gives_other_tokens(bench: Bench) -> None:
+    one, _, _ = await sampled(bench.engine, sampling(12, seed=7))
+    same, _, _ = await sampled(bench.engine, sampling(12, seed=7))
+    other, _, _ = await sampled(bench.engine, sampling(12, seed=2**64 - 1))
+
+    assert one == same
+    assert one != other
+
+
+async def test_an_aborted_request_finishes_with_its_spans(bench: Bench) -> None:
+    request = sampling(500)
+    count = 0
+    async for item in bench.engine.sample(request):
+        if isinstance(item, Finish):
+            assert item.reason is FinishReason.ABORT
+            assert item.spans[-1].end == count
+        else:
+            count += len(item.token_ids)
+            if count >= 3:
+                await bench.engine.abort(request.request_id)
+
+    assert 3 <= count < 500
+    assert not await bench.engine.abort(request.request_id)
+
+
+async def test_a_closed_generator_leaves_nothing_running(bench: Bench) -> None:
+    stream = bench.engine.sample(sampling(500))
+    await anext(stream)
+    assert bench.engine.load().running == 1
+
+    await stream.aclose()
+
+    assert bench.engine.load().running == bench.engine.load().waiting == 0
+
+
+async def test_long_prompts_that_come_together_are_all_answered(bench: Bench) -> None:
+    """More tokens than one step of the engine takes, each with a seed of its own."""
+    prompts = [tuple(range(100 + at, 1000 + at)) for at in range(0, 5000, 1000)]
+    async with asyncio.TaskGroup() as tasks:
+        work = [
+            tasks.create_task(
+                sampled(
+                    bench.engine,
+                    Sampling(uuid.uuid4().hex, prompt, SamplingParams(seed=at), 2),
+                )
+            )
+            for at, prompt in enumerate(prompts)
+        ]
+
+    assert [len(one.result()[0]) for one in work] == [2] * 5
+
+
+async def test_score_repeats_what_sampling_said(bench: Bench) -> None:
+    ids, logprobs, _ = await sampled(bench.engine, sampling(24))
+
+    scored = await bench.engine.score((*PROMPT, *ids), 1.0)
+
+    assert scored.version == bench.version
+    assert len(scored.logprobs) == len(PROMPT) + len(ids) - 1
+    found = scored.logprobs[len(PROMPT) - 1 :]
+    worst = max(abs(a - b) for a, b in zip(found, logprobs, strict=True))
+    assert worst <= SCORE_BOUND[bench.name]
+
+
+async def test_what_is_not_staged_cannot_be_committed(bench: Bench) -> None:
+    before = await bench.engine.score(PROMPT, 1.0)
+
+    with pytest.raises(Refused, match="not staged"):
+        await bench.engine.commit_update(bench.version + 1)
+
+    assert await bench.engine.score(PROMPT, 1.0) == before
+
+
+async def test_weights_that_fail_their_digest_are_refused(bench: Bench) -> None:
+    before = await bench.engine.score(PROMPT, 1.0)
+
+    status = await bench.receive(bench.changed(), corrupt=True)
+
+    assert status.phase is UpdatePhase.FAILED
+    assert "digest" in status.error
+    with pytest.raises(Refused):
+        await bench.engine.commit_update(bench.version + 1)
+    assert await bench.engine.score(PROMPT, 1.0) == before
+    await bench.engine.abort_update()
+
+
+async def test_an_aborted_update_changes_nothing(bench: Bench) -> None:
+    before = await bench.engine.score(PROMPT, 1.0)
+    assert (await bench.receive(bench.changed())).phase is UpdatePhase.STAGED
+
+    await bench.engine.abort_update()
+
+    assert (await bench.engine.update_status()).phase is UpdatePhase.IDLE
+    assert await bench.engine.score(PROMPT, 1.0) == before
+
+
+async def test_a_running_request_spans_two_versions(bench: Bench) -> None:
+    old = bench.version
+    before = await bench.engine.score(PROMPT, 1.0)
+    stream = bench.engine.sample(sampling(150))
+    await anext(stream)
+    status = await bench.receive(bench.changed())
+    assert status == UpdateStatus(UpdatePhase.STAGED, old + 1, "", status.receive_s)
+
+    async def rest() -> Finish:
+        async for item in stream:
+            if isinstance(item, Finish):
+                return item
+        raise AssertionError("no Finish")
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(rest())
+        figures = await bench.engine.commit_update(old + 1)
+    bench.version = old + 1
+
+    spans = running.result().spans
+    switch = spans[0].end
+    assert spans == (VersionSpan(old, 0, switch, old), VersionSpan(old + 1, switch, 150, old + 1))
+    assert figures.version == old + 1
+    assert figures.requests_recomputed == 1
+    after = await bench.engine.score(PROMPT, 1.0)
+    assert after.version == old + 1
+    assert after.logprobs != before.logprobs
+
+
+async def test_going_back_to_equal_weights_gives_equal_figures(bench: Bench) -> None:
+    """Exactly: the same kernels on the same bytes, whatever was served in between."""
+    found = []
+    for state in (bench.state, bench.changed(), bench.state):
+        assert (await bench.receive(state)).phase is UpdatePhase.STAGED
+        await bench.engine.commit_update(bench.version + 1)
+        bench.version += 1
+        found.append((await bench.engine.score(PROMPT, 1.0)).logprobs)
+
+    if bench.name == "vllm":  # the fake's figures follow from the version, not from weights
+        assert found[0] == found[2]
+    assert found[0] != found[1]

@@ -1,0 +1,191 @@
+"""The service over gRPC, with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muster import codec, rpc
+from muster.errors import Exhausted, Fenced, InvalidInput, Unavailable
+from muster.transfer.group import GroupSpec
+from muster.transfer.manifest import Manifest
+from muster.types import FinishReason, SamplingParams, VersionSpan
+from muster.v1 import common_pb2 as common
+from muster.v1 import inference_pb2 as pb
+from muster.v1.inference_pb2_grpc import (
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+from services.inference.adapters.fake import FakeEngine, Script
+from services.inference.driver import ReplicaDriver
+from services.inference.engine import CommitFigures, UpdatePhase
+from services.inference.replica import Bounds, Replica
+from services.inference.server import InferenceServicer
+
+if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Yield to the loop until `check` holds; bounded."""
+    async with asyncio.timeout(5):
+        while not check():  # noqa: ASYNC110 - the code under test has no event for it
+            await asyncio.sleep(0)
+
+
+class World:
+    def __init__(self, engine: FakeEngine, driver: ReplicaDriver, stub: InferenceServiceAsyncStub):
+        self.engine, self.driver, self.stub = engine, driver, stub
+
+    async def generate(self, name: str = "g.0.0.0", **change: object) -> list[pb.GenerateResponse]:
+        with rpc.calling("generate"):
+            return [r async for r in self.stub.Generate(request(name, **change), timeout=10)]
+
+
+def request(name: str = "g.0.0.0", *, epoch: int = 1, max_tokens: int = 5) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        episode=common.EpisodeKey(run="main", group="g", owner_epoch=epoch),
+        request_id=name,
+        prompt_token_ids=codec.pack_ids([1, 2, 3]),
+        sampling=codec.sampling_to_pb(SamplingParams()),
+        max_tokens=max_tokens,
+    )
+
+
+@asynccontextmanager
+async def serving(script: Script | None = None, *, started: bool = True) -> AsyncIterator[World]:
+    engine = FakeEngine(script)
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048))
+    async with ReplicaDriver(replica, engine, receive_timeout_s=30.0) as driver:
+        if started:
+            await driver.start(4)
+        services = [(add_InferenceServiceServicer_to_server, InferenceServicer("one", driver))]
+        async with (
+            rpc.serve("127.0.0.1:0", services) as server,
+            rpc.channel(server.address) as channel,
+        ):
+            stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+            yield World(engine, driver, stub)
+
+
+async def test_tokens_come_as_they_are_sampled_and_the_finish_last() -> None:
+    async with serving(Script(replies=((7, 8, 9),))) as world:
+        *chunks, last = await world.generate(max_tokens=3)
+
+    assert [codec.unpack_ids(c.token_ids) for c in chunks] == [[7], [8], [9]]
+    assert all(len(codec.unpack_f32(c.logprobs)) == 1 for c in chunks)
+    assert codec.finish_from_pb(last.finish.reason) is FinishReason.LENGTH
+    assert codec.spans_from_pb(last.finish.spans) == (VersionSpan(4, 0, 3, 4),)
+
+
+async def test_a_switch_of_versions_is_in_the_spans() -> None:
+    async with serving(Script(switch={2: 5})) as world:
+        responses = await world.generate(max_tokens=5)
+
+    spans = codec.spans_from_pb(responses[-1].finish.spans)
+    assert spans == (VersionSpan(4, 0, 2, 4), VersionSpan(5, 2, 5, 5))
+
+
+async def test_a_starting_replica_says_so_and_serves_nothing() -> None:
+    async with serving(started=False) as world:
+        status = await world.stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=5)
+        assert status.state == pb.REPLICA_STATE_STARTING
+        with pytest.raises(Unavailable, match="starting"):
+            await world.generate()
+
+
+async def test_a_former_router_is_fenced() -> None:
+    async with serving() as world:
+        await world.generate("a", epoch=2)
+
+        with pytest.raises(Fenced, match="owner epoch 2"):
+            await world.generate("b", epoch=1)
+
+
+async def test_requests_above_the_bound_are_refused_and_the_place_comes_back() -> None:
+    async with serving(Script(wedged=True)) as world:
+        running = [world.stub.Generate(request(name), timeout=10) for name in ("a", "b")]
+        async with asyncio.TaskGroup() as tasks:
+            reads = [tasks.create_task(anext(aiter(call))) for call in running]
+            await until(lambda: world.engine.load().running == 2)
+            with pytest.raises(Exhausted, match="2 requests"):
+                await world.generate("c")
+            key = common.EpisodeKey(run="main", group="g", owner_epoch=1)
+            for name in ("a", "b"):
+                answer = await world.stub.Abort(
+                    pb.AbortRequest(episode=key, request_id=name), timeout=5
+                )
+                assert answer.found
+        assert all(
+            codec.finish_from_pb(read.result().finish.reason) is FinishReason.ABORT
+            for read in reads
+        )
+        for call in running:
+            call.cancel()
+        world.engine.rescript(Script())
+        await world.generate("d")
+
+
+async def test_a_caller_that_goes_away_ends_its_request() -> None:
+    async with serving(Script(length=100_000, step_s=0.001)) as world:
+        call = world.stub.Generate(request(max_tokens=2000), timeout=10)
+        await anext(aiter(call))
+        call.cancel()
+
+        await until(lambda: world.engine.load().running == 0)
+
+
+async def test_an_engine_that_fails_is_unavailable_and_the_place_comes_back() -> None:
+    async with serving(Script(fail=frozenset({"sample"}))) as world:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="asked to fail"):
+                await world.generate()
+
+
+async def test_a_bad_request_names_its_field() -> None:
+    async with serving() as world:
+        with pytest.raises(InvalidInput) as refused:
+            await world.generate(max_tokens=5000)
+
+    assert refused.value.field == "inference.max_model_len"
+    assert refused.value.way_out
+
+
+async def test_scores_carry_the_version_that_gave_them() -> None:
+    async with serving() as world:
+        ids = codec.pack_ids([1, 2, 3])
+        answer = await world.stub.Score(pb.ScoreRequest(token_ids=ids, temperature=1.0), timeout=5)
+
+    assert len(codec.unpack_f32(answer.logprobs)) == 2
+    assert answer.version == 4
+
+
+async def test_a_caller_that_gives_up_does_not_cut_an_apply() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeEngine):
+        async def commit_update(self, version: int) -> CommitFigures:
+            entered.set()
+            await go_on.wait()
+            return await super().commit_update(version)
+
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048))
+    engine = Slow()
+    async with ReplicaDriver(replica, engine, receive_timeout_s=30.0) as driver:
+        await driver.start(4)
+        await engine.prepare_update(
+            Manifest(5, 4, (), "", 0), GroupSpec("gloo", "127.0.0.1", 1, 1, 2, "g", 10.0)
+        )
+        await until(lambda: engine._update.phase is UpdatePhase.STAGED)
+        async with asyncio.TaskGroup() as tasks:
+            caller = tasks.create_task(driver.commit("main", 1, 5))
+            await entered.wait()
+            caller.cancel()
+        go_on.set()
+        await until(lambda: replica.version == 5)
+
+    assert replica.why_fenced == ""

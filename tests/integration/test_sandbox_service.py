@@ -1,0 +1,147 @@
+"""SandboxService over gRPC, and the service as a process: announced, stopped, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+
+from muster import codec, rpc
+from muster.archive import TaskFile, pack_files
+from muster.errors import Fenced, InvalidInput, NotFound
+from muster.registry import Entry, Registry
+from muster.types import EpisodeKey
+from muster.v1 import common_pb2, sandbox_pb2
+from muster.v1.sandbox_pb2_grpc import SandboxServiceStub, add_SandboxServiceServicer_to_server
+from services.sandbox.adapters.fake import open_fake
+from services.sandbox.config import SandboxConfig
+from services.sandbox.driver import SandboxHost
+from services.sandbox.server import SERVICE_NAME, SandboxServicer
+
+if TYPE_CHECKING:
+    from muster.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
+
+KEY = EpisodeKey("run", "g1", 0, 1, 5)
+TEXTS = {
+    "instruction.md": "Write 1 to answer.txt.",
+    "environment/Dockerfile": "FROM scratch\nWORKDIR /work\n",
+    "tests/test.sh": "test -f answer.txt && cat answer.txt > /logs/verifier/reward.txt",
+}
+
+
+def task() -> common_pb2.TaskPackage:
+    archive = pack_files({path: TaskFile(0o644, text.encode()) for path, text in TEXTS.items()})
+    digest = hashlib.sha256(archive).hexdigest()
+    return common_pb2.TaskPackage(name="task", digest=digest, archive=archive)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[SandboxServiceAsyncStub]:
+    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "h1") as host:
+        servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host))
+        async with (
+            rpc.serve("127.0.0.1:0", [servicer], names=[SERVICE_NAME]) as server,
+            rpc.channel(server.address) as channel,
+        ):
+            yield SandboxServiceStub(channel)
+
+
+async def walk_through(stub: SandboxServiceAsyncStub, key: EpisodeKey) -> None:
+    """Every call of the service, as a router makes them."""
+    episode = codec.key_to_pb(key)
+    box = await stub.AcquireBox(
+        sandbox_pb2.AcquireBoxRequest(episode=episode, task=task()), timeout=30
+    )
+    assert box.workdir == "/work"
+    command = "echo 1 > answer.txt; cat answer.txt; exit 3"
+    request = sandbox_pb2.ExecRequest(
+        episode=episode, box=box.box, turn=0, command=command, timeout_s=20
+    )
+    first = await stub.Exec(request, timeout=30)
+    assert (first.exit_code, first.output_head + first.output_tail) == (3, b"1\n")
+    assert first.limit == sandbox_pb2.STEP_LIMIT_NONE
+    assert first.output_bytes_total == 2
+    assert not first.repeated
+    assert (await stub.Exec(request, timeout=30)).repeated
+    verdict = await stub.Verify(sandbox_pb2.VerifyRequest(episode=episode, box=box.box), timeout=60)
+    assert (verdict.status, verdict.reward) == (sandbox_pb2.VERDICT_STATUS_REWARDED, 1.0)
+    release = sandbox_pb2.ReleaseBoxRequest(episode=episode, box=box.box)
+    assert (await stub.ReleaseBox(release, timeout=30)).existed
+    assert not (await stub.ReleaseBox(release, timeout=30)).existed
+
+
+async def test_the_four_calls(stub: SandboxServiceAsyncStub) -> None:
+    await walk_through(stub, KEY)
+
+
+async def test_errors_travel_with_field_and_way_out(stub: SandboxServiceAsyncStub) -> None:
+    episode = codec.key_to_pb(KEY)
+    asked = sandbox_pb2.BoxLimits(pids=1 << 20)
+    request = sandbox_pb2.AcquireBoxRequest(episode=episode, task=task(), limits=asked)
+    with pytest.raises(InvalidInput) as caught, rpc.calling("acquire"):
+        await stub.AcquireBox(request, timeout=10)
+    assert caught.value.field == "limits.pids"
+    assert "sandbox.pids_max" in caught.value.way_out
+    step = sandbox_pb2.ExecRequest(episode=episode, box="none", command="x", timeout_s=1)
+    with pytest.raises(NotFound), rpc.calling("exec"):
+        await stub.Exec(step, timeout=10)
+    older = codec.key_to_pb(EpisodeKey("run", "g1", 0, 1, 4))
+    with pytest.raises(Fenced), rpc.calling("verify"):
+        await stub.Verify(sandbox_pb2.VerifyRequest(episode=older, box="none"), timeout=10)
+
+
+async def announced(redis: Redis, run: str, process: asyncio.subprocess.Process) -> Entry:
+    async with asyncio.timeout(60):
+        while process.returncode is None:
+            found = await Registry(redis, run).list("sandbox")
+            if found:
+                return found[0]
+            await asyncio.sleep(0.05)
+    assert process.stderr
+    raise AssertionError((await process.stderr.read()).decode())
+
+
+async def started(folder: Path, redis_url: str, run: str) -> asyncio.subprocess.Process:
+    config = folder / "muster.toml"
+    config.write_text(
+        f'run = "{run}"\nstate_dir = "{folder}/state"\n[redis]\nurl = "{redis_url}"\n'
+        f'[sandbox]\nhost_id = "h1"\nruntime_dir = "{folder}/boxes"\n'
+    )
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.sandbox",
+        "--config",
+        str(config),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root")
+async def test_the_process_announces_itself_serves_and_stops(
+    tmp_path: Path, redis: Redis, redis_url: str, run: str
+) -> None:
+    process = await started(tmp_path, redis_url, run)
+    entry = await announced(redis, run, process)
+    assert (entry.id, entry.info["backend"]) == ("h1", "native")
+    async with rpc.channel(entry.address) as channel:
+        stub: SandboxServiceAsyncStub = SandboxServiceStub(channel)
+        await walk_through(stub, KEY)
+        request = sandbox_pb2.AcquireBoxRequest(episode=codec.key_to_pb(KEY), task=task())
+        await stub.AcquireBox(request, timeout=30)
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(20):
+        await process.communicate()
+    assert process.returncode == 0
+    assert await Registry(redis, run).list("sandbox") == []
+    assert not (tmp_path / "boxes").exists()

@@ -1,0 +1,186 @@
+"""One publication from a trainer to replicas over gRPC and gloo; the engines are fakes that really
+receive and verify, so what is tested is everything but vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import torch
+
+from muster import rpc
+from muster.errors import Fenced, InvalidInput
+from muster.transfer import manifest as weights
+from muster.transfer.group import GroupSpec
+from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.types import EpisodeKey, SamplingParams
+from muster.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from services.inference.adapters.fake import FakeEngine, Script
+from services.inference.adapters.receive import receive_and_verify
+from services.inference.driver import ReplicaDriver
+from services.inference.engine import Finish, Sampling
+from services.inference.replica import Bounds, Replica, State
+from services.inference.server import InferenceServicer
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+STATE = {"a": torch.arange(3000, dtype=torch.bfloat16), "b": torch.ones(5, 7)}
+SETTINGS = TransferSettings(timeout_s=20.0, call_timeout_s=5.0)
+
+
+class Fleet:
+    """Replicas that serve gRPC in this process."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, FakeEngine] = {}
+        self.drivers: dict[str, ReplicaDriver] = {}
+        self.addresses: list[tuple[str, str]] = []
+
+    async def publish(
+        self, version: int, *, state: dict[str, torch.Tensor] = STATE, epoch: int = 1
+    ) -> dict[str, ReplicaPublication]:
+        reports = await publish(
+            state,
+            run="main",
+            trainer_epoch=epoch,
+            version=version,
+            parent=version - 1,
+            replicas=self.addresses,
+            settings=SETTINGS,
+        )
+        return {report.replica: report for report in reports}
+
+    def served(self) -> dict[str, tuple[State, int]]:
+        return {n: (d.replica.state, d.replica.version) for n, d in self.drivers.items()}
+
+
+@asynccontextmanager
+async def fleet(**scripts: Script) -> AsyncIterator[Fleet]:
+    made = Fleet()
+    async with AsyncExitStack() as stack:
+        for name, script in scripts.items():
+            engine = FakeEngine(script, receive=receive_and_verify)
+            replica = Replica("main", Bounds(requests_max=4, scores_max=2, tokens_max=2048))
+            expected = {name: tuple(tensor.shape) for name, tensor in STATE.items()}
+            driver = ReplicaDriver(replica, engine, receive_timeout_s=30.0, expected=expected)
+            await stack.enter_async_context(driver)
+            await driver.start(0)
+            servicer = InferenceServicer(name, driver)
+            services = [(add_InferenceServiceServicer_to_server, servicer)]
+            server = await stack.enter_async_context(rpc.serve("127.0.0.1:0", services))
+            made.engines[name], made.drivers[name] = engine, driver
+            made.addresses.append((name, server.address))
+        yield made
+
+
+async def test_every_replica_serves_the_new_version() -> None:
+    async with fleet(one=Script(), two=Script()) as world:
+        reports = await world.publish(1)
+
+        assert [r.error for r in reports.values()] == ["", ""]
+        assert all(r.latency_s > 0 and r.receive_s > 0 for r in reports.values())
+        assert world.served() == {"one": (State.SERVING, 1), "two": (State.SERVING, 1)}
+        await world.publish(2)
+        assert (await world.engines["one"].score((1, 2), 1.0)).version == 2
+
+
+async def test_a_replica_that_cannot_be_reached_costs_only_itself() -> None:
+    async with fleet(one=Script()) as world:
+        world.addresses.append(("gone", "127.0.0.1:1"))
+
+        reports = await world.publish(1)
+
+        assert reports["one"].serving
+        assert "prepare on gone" in reports["gone"].error
+        assert world.served() == {"one": (State.SERVING, 1)}
+
+
+@pytest.mark.parametrize(
+    ("failing", "state"),
+    [("prepare", State.SERVING), ("receive", State.SERVING), ("apply", State.FENCED)],
+)
+async def test_a_replica_that_fails_keeps_the_old_version_or_serves_nothing(
+    failing: str, state: State
+) -> None:
+    async with fleet(one=Script(fail=frozenset({failing})), two=Script()) as world:
+        reports = await world.publish(1)
+
+        assert "asked to fail" in reports["one"].error or "fenced" in reports["one"].error
+        assert reports["two"].serving
+        assert world.served() == {"one": (state, 0), "two": (State.SERVING, 1)}
+
+
+async def test_a_label_that_stays_behind_fences_the_replica() -> None:
+    async with fleet(one=Script(stale=True)) as world:
+        reports = await world.publish(1)
+
+        assert "fenced" in reports["one"].error
+        assert world.served() == {"one": (State.FENCED, 0)}
+
+
+async def test_a_fenced_replica_is_whole_after_the_next_publication() -> None:
+    async with fleet(one=Script(fail=frozenset({"apply"}))) as world:
+        await world.publish(1)
+        world.engines["one"].rescript(Script())
+
+        reports = await world.publish(2)
+
+        assert reports["one"].serving
+        assert world.served() == {"one": (State.SERVING, 2)}
+
+
+async def test_half_a_model_is_refused_before_anything_is_sent() -> None:
+    async with fleet(one=Script()) as world:
+        reports = await world.publish(1, state={"a": STATE["a"]})
+
+        assert "1 tensors of the model are missing" in reports["one"].error
+        assert world.served() == {"one": (State.SERVING, 0)}
+
+
+async def test_a_replaced_trainer_hears_that_it_is() -> None:
+    async with fleet(one=Script()) as world:
+        await world.publish(1, epoch=2)
+
+        with pytest.raises(Fenced, match="trainer epoch 2"):
+            await world.publish(2, epoch=1)
+
+        assert world.served() == {"one": (State.SERVING, 1)}
+
+
+async def test_a_replica_that_never_joins_is_given_up_in_time() -> None:
+    def absent(manifest: weights.Manifest, group: GroupSpec) -> str:
+        return "never joined"
+
+    async with fleet(one=Script()) as world:
+        world.engines["one"]._receive = absent
+        reports = await world.publish(1)
+
+    assert "never joined" in reports["one"].error
+
+
+async def test_a_running_request_goes_on_under_the_new_version() -> None:
+    async with fleet(one=Script(length=100_000, step_s=0.001)) as world:
+        request = Sampling("r", (1, 2, 3), SamplingParams(), 1500)
+        stream = world.drivers["one"].generate(EpisodeKey("main", "g", 0, 0, 1), request)
+        await anext(stream)
+
+        async with asyncio.TaskGroup() as tasks:
+            publication = tasks.create_task(world.publish(1))
+            finish = [item async for item in stream if isinstance(item, Finish)]
+
+        assert [span.version for span in finish[0].spans] == [0, 1]
+        assert publication.result()["one"].requests_recomputed == 1
+
+
+async def test_a_manifest_of_another_version_is_not_sent() -> None:
+    with pytest.raises(InvalidInput, match="another version"):
+        await publish(
+            STATE,
+            run="main",
+            trainer_epoch=1,
+            version=2,
+            parent=1,
+            replicas=[("one", "127.0.0.1:1")],
+            manifest=weights.build(STATE, version=1, parent=0),
+        )

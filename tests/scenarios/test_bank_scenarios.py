@@ -1,0 +1,189 @@
+"""Stories of the bank as text: bank_*.txt holds blocks of `input ---- output`.
+
+Verbs (name=value arguments may be left out):
+  rules NAME=VALUE...              a fresh machine and store; the default rules without it
+  open GROUP SIZE                  [job= owner= at=]
+  attempt GROUP.SIBLING.ATTEMPT LABEL   [turns= version= owner= at= only=events|label]
+                                   LABEL: a reward, infra or unknown
+  version N                        [parent= published=1]
+  cancel JOB
+  register | lease | ack           [epoch= step= groups= durable=]
+  gone CALL
+  tick SECONDS
+  writes off | on                  off: the bank is killed before its writes land
+  writes held, land                held: they land at the next `land`
+  restart                          a new bank reads the store
+  show                             where things stand
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.types import EpisodeKey
+from services.readybank import events as e
+from services.readybank.machine import BankMachine
+from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
+from sim.store import RunStore
+
+HERE = Path(__file__).parent
+
+
+class Story:
+    """Runs the lines of one file."""
+
+    def __init__(self) -> None:
+        self.rules, self.store, self.now, self.calls = e.BankRules(), RunStore(), 0.0, 0
+        self.machine = BankMachine(self.rules)
+        self.writes = "on"
+        self.held: list[e.BankCommand] = []
+
+    def line(self, text: str) -> list[str]:
+        verb, *words = text.split()
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        do: Callable[..., list[str]] = getattr(self, f"do_{verb}")
+        return do(*plain, **named)
+
+    def feed(self, event: e.BankEvent) -> list[str]:
+        """The commands, and those that their results led to."""
+        said: list[str] = []
+        for command in self.machine.handle(event, self.now):
+            said.append(tell(command))
+            if self.writes == "held":
+                self.held.append(command)
+            elif self.writes == "on":
+                said += self.land(command)
+        return said
+
+    def land(self, command: e.BankCommand) -> list[str]:
+        result = self.store.write(command, 0)
+        return self.feed(result) if result is not None else []
+
+    def put(self, stream: str, event: e.BankEvent) -> list[str]:
+        self.store.streams[stream].append(event)
+        return self.feed(event)
+
+    def do_rules(self, **named: str) -> list[str]:
+        kinds = {f: type(getattr(e.BankRules(), f)) for f in e.BankRules.__struct_fields__}
+        self.__init__()  # type: ignore[misc]
+        self.rules = e.BankRules(**{k: kinds[k](v) for k, v in named.items()})
+        self.machine = BankMachine(self.rules)
+        return []
+
+    def do_open(
+        self, group: str, size: str, job: str = "job", owner: str = "1", at: str = "0"
+    ) -> list[str]:
+        event = opened(group, int(size), job=job, owner=int(owner), at=float(at))
+        return self.put("events", event)
+
+    def do_attempt(self, where: str, label: str, only: str = "", **named: str) -> list[str]:
+        group, sibling, number = where.rsplit(".", 2)
+        key = EpisodeKey(RUN, group, int(sibling), int(number), int(named.get("owner", 1)))
+        judged = {"infra": INFRA, "unknown": UNKNOWN}.get(label) or scored(float(label))
+        turns, version = int(named.get("turns", 1)), int(named.get("version", 0))
+        at = float(named.get("at", 0))
+        events, said = attempt(key, judged, turns=turns, version=version, at=at)
+        lines = (
+            [] if only == "label" else [x for event in events for x in self.put("events", event)]
+        )
+        return lines if only == "events" else lines + self.put("outcomes", said)
+
+    def do_version(self, number: str, parent: str = "", published: str = "") -> list[str]:
+        before = int(parent or int(number) - 1)
+        return self.put("versions", e.VersionSeen(int(number), before, bool(published)))
+
+    def do_cancel(self, job: str) -> list[str]:
+        return self.put("jobs", e.JobCancelled(job))
+
+    def call(self, kind: str) -> str:
+        self.calls += 1
+        return f"{kind}-{self.calls}"
+
+    def do_register(self, epoch: str = "1", durable: str = "0") -> list[str]:
+        return self.feed(e.TrainerRegistered(int(epoch), int(durable), self.call("register")))
+
+    def do_lease(self, step: str, groups: str = "1", epoch: str = "1") -> list[str]:
+        call = self.call("lease")
+        return self.feed(e.LeaseAsked(int(epoch), int(step), int(groups), call, self.now))
+
+    def do_ack(self, step: str, epoch: str = "1") -> list[str]:
+        return self.feed(e.AckAsked(int(epoch), int(step), self.call("ack")))
+
+    def do_gone(self, call: str) -> list[str]:
+        return self.feed(e.LeaseGone(call))
+
+    def do_tick(self, seconds: str) -> list[str]:
+        self.now += float(seconds)
+        return self.feed(e.Tick())
+
+    def do_writes(self, state: str) -> list[str]:
+        self.writes = state
+        return []
+
+    def do_land(self) -> list[str]:
+        self.writes, held, self.held = "on", self.held, []
+        return [line for command in held for line in self.land(command)]
+
+    def do_restart(self) -> list[str]:
+        self.machine = BankMachine(self.rules)
+        return [line for event in self.store.recovery() for line in self.feed(event)]
+
+    def do_show(self) -> list[str]:
+        refused = " ".join(f"{k}={v}" for k, v in sorted(self.machine.refused.items()))
+        fates = " ".join(f"{f.group}:{f.fate}@{f.step}" for f in self.store.fates.values())
+        return [self.machine.waits_for(), f"refused: {refused}", f"fates: {fates}"]
+
+
+def tell(command: Any) -> str:
+    """One decision as a line."""
+    if isinstance(command, e.WriteFrozen):
+        return f"write frozen step {command.batch.step}: {_members(command.batch)}"
+    if isinstance(command, e.WriteTrained):
+        return f"write trained step {command.batch.step}: {_members(command.batch)}"
+    if isinstance(command, e.WriteFate):
+        return f"write fate {command.fate.group}: {command.fate.fate}, {command.fate.reason}"
+    if isinstance(command, e.SendBatch):
+        return f"send {command.call} step {command.batch.step}: {_members(command.batch)}"
+    if isinstance(command, e.AnswerRegistered):
+        return f"answer {command.call}: unseen {[*command.steps_unseen]}, next {command.next_step}"
+    if isinstance(command, e.AnswerAcknowledged):
+        return f"answer {command.call}: {command.groups_trained} groups trained"
+    if isinstance(command, e.RefuseCall):
+        kind = "fence" if command.fenced else "refuse"
+        where = f"{command.field} = {command.value}"
+        return f"{kind} {command.call}: {where}: {command.problem} → {command.way_out}"
+    assert isinstance(command, e.TellStall)
+    return f"stall: {command.problem}"
+
+
+def _members(batch: e.Batch) -> str:
+    return " ".join(f"{m.group}{list(m.attempts)}".replace(" ", "") for m in batch.members)
+
+
+def play(text: str) -> str:
+    """The same text with the output of today."""
+    story, out = Story(), []
+    for block in text.strip().split("\n\n"):
+        lines = block.split("\n")
+        given = lines[: lines.index("----")] if "----" in lines else lines
+        if all(line.startswith("#") for line in given):
+            out.append("\n".join(given))
+            continue
+        said = [x for line in given if not line.startswith("#") for x in story.line(line)]
+        out.append("\n".join([*given, "----", *said]))
+    return "\n\n".join(out) + "\n"
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("bank_*.txt")), ids=lambda p: p.stem)
+def test_story(path: Path, request: pytest.FixtureRequest) -> None:
+    text = path.read_text("utf-8")
+    played = play(text)
+    if request.config.getoption("--rewrite", default=False):
+        path.write_text(played, "utf-8")
+    else:
+        assert played == text

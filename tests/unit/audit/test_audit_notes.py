@@ -1,0 +1,145 @@
+"""What an audit lets pass, and what it says without calling it a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from muster.audit import audit
+from muster.record import StreamState, decode
+from muster.types import Outcome, OutcomeLabel
+from muster.v1 import events_pb2 as ev
+
+LOST = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
+G0, G1 = "job-00000", "job-00001"
+Story = Any
+
+
+def problems(story: Story) -> list[str]:
+    return [f"{f.where}: {f.what}" for f in audit(story.record()).problems]
+
+
+def notes(story: Story) -> list[str]:
+    return [f"{f.where}: {f.what}" for f in audit(story.record()).findings]
+
+
+def test_a_repair_after_a_lost_host_is_linked_and_counted(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0, 0, label=LOST)
+    story.episode(G0, 0, 1)
+    story.episode(G0, 1)
+    story.train(1, {G0: [1, 0]})
+    assert problems(story) == []
+    assert audit(story.record()).totals.siblings_repaired == 1
+
+
+def test_a_new_owner_may_start_a_new_attempt(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.turn((G0, 0, 0), 0)
+    story.owner = 2
+    story.episode(G0, 0, 1)
+    assert problems(story) == []
+    assert audit(story.record()).totals.attempts_abandoned == 1
+
+
+def test_an_attempt_that_was_never_finished_does_not_count(good: Story) -> None:
+    """A new owner that had not yet read of the end began once more, and was told."""
+    good.owner = 2
+    good.opened("job-00002")
+    good.episode("job-00002", 0, 0)
+    good.owner = 3
+    good.turn(("job-00002", 1, 1), 0)
+    good.owner = 4
+    good.episode("job-00002", 1, 2)
+    good.owner = 5
+    good.turn(("job-00002", 1, 3), 0)
+    good.train(3, {"job-00002": [0, 2]})
+    assert not [p for p in problems(good) if "newest finished" in p or "none has" in p]
+
+
+def test_attempts_that_left_no_event_need_an_owner_each(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.owner = 3
+    story.episode(G0, 0, 2)  # owners 1 and 2 launched attempts 0 and 1, and died
+    assert problems(story) == []
+    story.episode(G0, 1, 3)  # three launches before it, two owners
+    assert len(problems(story)) == 1
+
+
+def test_invalid_siblings_of_a_trained_group_need_no_ancestry(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0, version=77, label=LOST)
+    story.episode(G0, 1)
+    story.train(1, {G0: [0, 0]})
+    assert problems(story) == []
+
+
+def test_a_return_to_an_old_checkpoint_is_no_problem(good: Story) -> None:
+    """Step 2 is trained again, from version 1, as version 3; the batch is the same."""
+    good.version(3, 1, step=2)
+    good.batch(2, {G1: [0, 0]}, trained=True, version=1)
+    assert problems(good) == []
+    assert any("frozen 1 times, trained 2 times, unchanged" in line for line in notes(good))
+
+
+WHY_OPEN = [
+    (lambda s: None, "siblings not finished: 0, 1"),
+    (lambda s: s.episode(G0, 0), "siblings not finished: 1"),
+    (
+        lambda s: (s.episode(G0, 0, label=LOST), s.episode(G0, 1)),
+        "siblings to be repaired or judged: 0 (host_lost)",
+    ),
+    (lambda s: (s.episode(G0, 0), s.episode(G0, 1)), "complete, waits in the bank for a trainer"),
+    (
+        lambda s: (s.episode(G0, 0), s.episode(G0, 1), s.batch(1, {G0: [0, 0]})),
+        "in batch 1, which is not yet acknowledged",
+    ),
+    (lambda s: s.add("jobs", ev.JobRecord(job="job", cancelled=True)), "its job job was cancelled"),
+]
+
+
+@pytest.mark.parametrize(("more", "why"), WHY_OPEN, ids=[why for _, why in WHY_OPEN])
+def test_an_open_group_has_a_named_reason(
+    story: Story, more: Callable[[Story], object], why: str
+) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    more(story)
+    assert problems(story) == []
+    assert notes(story) == [f"group {G0}: open: {why}"]
+
+
+def test_a_filtered_group_counts_as_filtered(story: Story) -> None:
+    story.job(groups=1)
+    story.group(G0)
+    story.fate(G0, reason="zero_variance")
+    found = audit(story.record())
+    assert found.ok
+    assert (found.totals.groups_filtered, found.totals.siblings_filtered) == (1, 2)
+
+
+def test_a_deletion_is_found_by_the_servers_own_count(good: Story) -> None:
+    states = [StreamState("events", added=10, length=9, max_deleted="1000-4")]
+    found = audit(decode("r", good.messages, states))
+    assert [f.what for f in found.problems] == ["an entry was deleted (newest: 1000-4)"]
+
+
+def test_trimming_is_a_note(good: Story) -> None:
+    found = audit(decode("r", good.messages, [StreamState("events", added=10, length=9)]))
+    assert found.ok
+    assert [f.what for f in found.findings] == ["the oldest 1 entries were trimmed"]
+
+
+def test_problems_come_first(good: Story) -> None:
+    good.job("more", groups=1)
+    good.opened("more-00000", job="more")
+    good.fate(G0, reason="zero_variance")
+    severities = [f.severity for f in audit(good.record()).findings]
+    assert severities == sorted(severities, reverse=True)
+    assert set(severities) == {"problem", "note"}

@@ -1,0 +1,98 @@
+"""What a person gets wrong is one line: field, value, problem, way out; exit status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from muster.cli.main import main
+
+
+class Shell:
+    """Runs `muster`; its exit status and what stands on stderr."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+
+    def fails(self, *arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+        said = self._capfd.readouterr().err.strip()
+        assert "\n" not in said, "a person gets one line"
+        return said
+
+
+@pytest.fixture
+def muster(capfd: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capfd)
+
+
+def _config(folder: Path, text: str) -> str:
+    path = folder / "muster.toml"
+    path.write_text(f'state_dir = "{folder / "state"}"\n{text}')
+    return str(path)
+
+
+def _task(folder: Path) -> Path:
+    task = folder / "a-task"
+    for name in ("tests", "environment"):
+        (task / name).mkdir(parents=True)
+    (task / "instruction.md").write_text("Do it.\n")
+    (task / "task.toml").write_text("")
+    (task / "tests" / "test.sh").write_text("true\n")
+    (task / "environment" / "Dockerfile").write_text("FROM debian\n")
+    return task
+
+
+def test_an_unknown_key_is_named_with_the_nearest_one(muster: Shell, tmp_path: Path) -> None:
+    config = _config(tmp_path, "[router]\nlisten_to = 'x'\n")
+    said = muster.fails("up", "--dry-run", "--config", config)
+    assert said == "router.listen_to = '': unknown key → did you mean 'router.listen'?"
+
+
+def test_a_missing_model_folder_is_named(muster: Shell, tmp_path: Path) -> None:
+    config = _config(tmp_path, "[model]\npath = '/no/such/model'\n")
+    said = muster.fails("demo", "--config", config, "--tasks", str(_task(tmp_path)))
+    assert said.startswith("model.path = '/no/such/model': there is no such model folder → give")
+
+
+def test_a_server_that_cannot_be_reached_is_named(muster: Shell, tmp_path: Path) -> None:
+    config = _config(tmp_path, "[redis]\nurl = 'redis://127.0.0.1:1'\n")
+    said = muster.fails("up", "--config", config)
+    assert said.startswith("redis.url = 'redis://127.0.0.1:1': Redis cannot be reached")
+    assert "→ start it or correct the address" in said
+
+
+def test_a_task_folder_without_tests_is_named(muster: Shell, tmp_path: Path) -> None:
+    task = _task(tmp_path)
+    (task / "tests" / "test.sh").unlink()
+    said = muster.fails("submit", str(task), "--router", "127.0.0.1:1")
+    assert "tests/test.sh" in said
+    assert "→ add tests/test.sh" in said
+
+
+def test_a_group_of_one_is_refused(muster: Shell, tmp_path: Path) -> None:
+    said = muster.fails("submit", str(_task(tmp_path)), "--group-size", "1")
+    assert said.startswith("group_size = '1': must be at least 2 → use 2 or more")
+
+
+def test_a_task_that_cannot_be_checked_is_named(muster: Shell, tmp_path: Path) -> None:
+    said = muster.fails("tasks", "check", str(_task(tmp_path)))
+    assert "solution/wrong.sh" in said
+    assert "→ add solution/solve.sh" in said
+
+
+def test_a_configuration_file_that_is_not_there_is_named(muster: Shell, tmp_path: Path) -> None:
+    said = muster.fails("up", "--config", str(tmp_path / "none.toml"))
+    assert "--config" in said
+    assert "there is no such file" in said
+
+
+def test_a_failed_start_leaves_no_runtime_folder(muster: Shell, tmp_path: Path) -> None:
+    from muster.supervise.state import read, runtime_dir
+
+    muster.fails("up", "--config", _config(tmp_path, "[redis]\nurl = 'redis://127.0.0.1:1'\n"))
+    assert not runtime_dir(tmp_path / "state").exists()
+    assert read(tmp_path / "state") is None

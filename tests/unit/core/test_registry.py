@@ -1,0 +1,64 @@
+"""Who is there, as long as it says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from muster.registry import Entry, Registry
+
+KEY = "m:{r}:registry"
+
+
+async def test_an_announced_service_is_listed_while_it_lives(valkey: Redis) -> None:
+    registry = Registry(valkey, "r")
+    async with registry.announce("inference", "e1", "h:2", {"gpu": "0"}):
+        async with registry.announce("inference", "e0", "h:1"):
+            async with registry.announce("sandbox", "s0", "h:3"):
+                found = await registry.list("inference")
+                assert [(e.id, e.address, e.info) for e in found] == [
+                    ("e0", "h:1", {}),
+                    ("e1", "h:2", {"gpu": "0"}),
+                ]
+        assert [e.id for e in await registry.list("inference")] == ["e1"]
+    assert await registry.list("inference") == []
+    assert await valkey.hlen(KEY) == 0
+
+
+async def test_an_entry_that_nobody_refreshes_is_not_listed(valkey: Redis) -> None:
+    registry = Registry(valkey, "r", ttl_s=6)
+    async with registry.announce("router", "r0", "h:1"):
+        stale = msgspec.structs.replace((await registry.list("router"))[0], beat_unix_s=1.0)
+        await valkey.hset(KEY, "router/r1", msgspec.json.encode(stale))
+        assert [e.id for e in await registry.list("router")] == ["r0"]
+
+
+async def test_an_entry_comes_back_after_the_server_lost_it(valkey: Redis) -> None:
+    registry = Registry(valkey, "r", beat_s=0.001)
+    async with registry.announce("router", "r0", "h:1"):
+        await valkey.flushall()
+        async with asyncio.timeout(10):
+            while not await registry.list("router"):
+                pass
+        assert [e.address for e in await registry.list("router")] == ["h:1"]
+
+
+async def test_runs_do_not_see_each_other(valkey: Redis) -> None:
+    async with Registry(valkey, "r").announce("router", "r0", "h:1"):
+        assert await Registry(valkey, "other").list("router") == []
+
+
+async def test_a_failure_inside_the_block_withdraws_the_entry(valkey: Redis) -> None:
+    registry = Registry(valkey, "r")
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with registry.announce("router", "r0", "h:1"):
+            raise LookupError("boom")
+    assert caught.group_contains(LookupError)
+    assert await registry.list("router") == []
+
+
+def test_an_entry_needs_only_who_and_where() -> None:
+    assert Entry("router", "r0", "h:1").info == {}

@@ -1,0 +1,174 @@
+"""The replica's state: who may do what, and when it must not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
+from muster.types import EpisodeKey, SamplingParams
+from services.inference.replica import Bounds, Replica, State
+from services.inference.sampling import check_sampling
+
+
+def key(epoch: int = 1, run: str = "main") -> EpisodeKey:
+    return EpisodeKey(run, "g", 0, 0, epoch)
+
+
+def serving() -> Replica:
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
+    replica.started(4)
+    return replica
+
+
+def admit(replica: Replica, name: str = "a", **change: object) -> None:
+    values = {"prompt": 10, "max_tokens": 10} | change
+    replica.admit_request(key(), name, **values)  # type: ignore[arg-type]
+
+
+def test_nothing_is_served_before_the_start_is_over() -> None:
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
+
+    with pytest.raises(Unavailable, match="starting"):
+        admit(replica)
+    with pytest.raises(Unavailable, match="starting"):
+        replica.check_prepare(5, 4)
+
+
+def test_a_replaced_router_is_fenced() -> None:
+    replica = serving()
+    replica.check_owner(key(epoch=3))
+
+    with pytest.raises(Fenced, match="owner epoch 3"):
+        replica.admit_request(key(epoch=2), "a", prompt=1, max_tokens=1)
+    replica.admit_request(key(epoch=3), "a", prompt=1, max_tokens=1)
+
+
+def test_a_replaced_trainer_is_fenced() -> None:
+    replica = serving()
+    replica.check_trainer("main", 2)
+
+    with pytest.raises(Fenced, match="trainer epoch 2"):
+        replica.check_trainer("main", 1)
+
+
+def test_another_run_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="another run"):
+        serving().check_owner(key(run="other"))
+    with pytest.raises(InvalidInput, match="another run"):
+        serving().check_trainer("other", 1)
+
+
+def test_requests_are_bounded_and_places_come_back() -> None:
+    replica = serving()
+    admit(replica, "a")
+    admit(replica, "b")
+
+    with pytest.raises(Exhausted, match="2 requests"):
+        admit(replica, "c")
+    replica.release_request("a")
+    admit(replica, "c")
+
+
+def test_scores_are_bounded_and_places_come_back() -> None:
+    replica = serving()
+    replica.admit_score(10)
+
+    with pytest.raises(Exhausted):
+        replica.admit_score(10)
+    replica.release_score()
+    replica.admit_score(10)
+
+
+def test_a_running_request_cannot_be_doubled() -> None:
+    replica = serving()
+    admit(replica, "a")
+
+    with pytest.raises(Refused, match="running"):
+        admit(replica, "a")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"prompt": 0}, {"max_tokens": 0}, {"prompt": 91}, {"name": ""}, {"name": "x" * 257}],
+)
+def test_what_cannot_be_sampled_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        admit(serving(), **change)  # type: ignore[arg-type]
+
+
+def test_a_context_that_just_fits_is_admitted() -> None:
+    admit(serving(), prompt=90, max_tokens=10)
+
+
+def test_half_an_apply_serves_nothing_until_a_whole_one() -> None:
+    replica = serving()
+    replica.begin_commit()
+    replica.apply_failed("the disk burned")
+
+    with pytest.raises(Unavailable, match="the disk burned"):
+        admit(replica)
+    with pytest.raises(Unavailable):
+        replica.admit_score(10)
+
+    replica.check_prepare(4, 3)  # even the version it last served
+    replica.begin_commit()
+    replica.committed(5)
+    admit(replica)
+    assert (replica.state, replica.version, replica.why_fenced) == (State.SERVING, 5, "")
+
+
+def test_a_refused_commit_changes_nothing() -> None:
+    replica = serving()
+    replica.begin_commit()
+    replica.commit_refused()
+
+    assert (replica.state, replica.version) == (State.SERVING, 4)
+    replica.begin_commit()
+
+
+def test_one_apply_at_a_time() -> None:
+    replica = serving()
+    replica.begin_commit()
+
+    for verb in (replica.begin_commit, lambda: replica.check_prepare(6, 5)):
+        with pytest.raises(Refused, match="being applied"):
+            verb()
+
+
+@pytest.mark.parametrize(("version", "parent"), [(0, -1), (5, 5), (4, 3)])
+def test_versions_that_make_no_sense_are_refused(version: int, parent: int) -> None:
+    with pytest.raises((InvalidInput, Refused)):
+        serving().check_prepare(version, parent)
+
+
+def test_a_draining_replica_stays_draining() -> None:
+    replica = serving()
+    replica.begin_commit()
+    replica.drain()
+    replica.apply_failed("killed")
+
+    assert replica.state is State.DRAINING
+    verbs: list[Callable[[], None]] = [lambda: admit(replica), replica.begin_commit]
+    for verb in verbs:
+        with pytest.raises(Unavailable):
+            verb()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("seed", 1 << 64),
+    ],
+)
+def test_sampling_out_of_range_names_its_field(field: str, value: float) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_sampling(SamplingParams(**{field: value}))
+
+    assert refused.value.field == f"sampling.{field}"

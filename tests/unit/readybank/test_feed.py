@@ -1,0 +1,95 @@
+"""Stream messages as events, records as messages, and what cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import zstandard
+
+from muster import codec
+from muster.errors import InvalidInput, Refused
+from muster.streams import Received
+from muster.v1 import common_pb2 as pb
+from muster.v1 import events_pb2 as ev
+from services.readybank import events as e
+from services.readybank.adapters import feed, payloads
+from sim.builders import INFRA, key, scored
+
+BATCH = e.Batch(3, (e.BatchMember("g", (0, 2)), e.BatchMember("h", (1, 0))), 10.5, 11.25, 4, 2)
+
+
+def _received(stream: str, data: bytes) -> Received:
+    return Received(stream, "1700000000250-3", data, "")
+
+
+def test_a_batch_record_comes_back_equal() -> None:
+    frozen = feed.frozen_entry("run", BATCH)
+    trained = feed.trained_entries("run", BATCH, ())[-1]
+    messages = [_received("batches", entry.data) for entry in (frozen, trained)]
+    assert feed.restored_batches(messages[:1]) == [e.BatchRestored(BATCH, False)]
+    assert feed.restored_batches(messages) == [e.BatchRestored(BATCH, True)]
+    assert (frozen.dedupe, trained.dedupe) == ("3/frozen", "3/trained")
+
+
+def test_an_event_carries_the_time_that_the_stream_gave_it() -> None:
+    label = codec.label_to_pb(key("g", 1), scored(0.5))
+    found = feed.event_of(_received("outcomes", label.SerializeToString()))
+    assert found == e.LabelRecorded(key("g", 1), scored(0.5), 1700000000.25)
+
+
+def test_only_a_cancelled_job_is_an_event() -> None:
+    jobs = [ev.JobRecord(job="j", cancelled=cancelled) for cancelled in (False, True)]
+    found = [feed.event_of(_received("jobs", job.SerializeToString())) for job in jobs]
+    assert found == [None, e.JobCancelled("j")]
+
+
+@pytest.mark.parametrize(
+    ("stream", "data"),
+    [
+        ("events", b"\xff\xff\xff"),
+        ("outcomes", ev.OutcomeLabel(episode=pb.EpisodeKey(group="g")).SerializeToString()),
+    ],
+)
+def test_an_unreadable_message_is_refused_whole(stream: str, data: bytes) -> None:
+    with pytest.raises(InvalidInput):
+        feed.event_of(_received(stream, data))
+
+
+class _Payloads:
+    """Stands where RunStreams stands, for reading payloads."""
+
+    run = "run"
+
+    def __init__(self, data: bytes | None):
+        self._data = data
+
+    async def payloads(self, keys: tuple[str, ...]) -> list[bytes | None]:
+        return [self._data for _ in keys]
+
+
+def _bomb() -> bytes:
+    return zstandard.ZstdCompressor().compress(bytes(payloads.MESSAGE_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (None, "gone"),
+        (b"not zstd", "cannot be read"),
+        (zstandard.ZstdCompressor().compress(b"\xff\xff"), "cannot be read"),
+        (_bomb(), "too large"),
+    ],
+)
+async def test_tokens_that_cannot_be_had_are_named(data: bytes | None, problem: str) -> None:
+    sibling = e.LeasedSibling(0, 0, scored(1.0), ("p:key",))
+    group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
+    with pytest.raises(Refused, match=problem) as caught:
+        await payloads.trajectory(_Payloads(data), group, sibling)  # type: ignore[arg-type]
+    assert caught.value.value == "p:key"
+
+
+async def test_an_invalid_sibling_travels_with_its_label_and_without_tokens() -> None:
+    sibling = e.LeasedSibling(1, 2, INFRA, ())
+    group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
+    sent = await payloads.trajectory(_Payloads(None), group, sibling)  # type: ignore[arg-type]
+    assert (sent.sibling, sent.attempt, len(sent.segments)) == (1, 2, 0)
+    assert codec.label_from_pb(sent.label) == INFRA

@@ -1,0 +1,65 @@
+"""What a log says about an end, and its bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from muster.supervise.logs import last_words, rotate
+
+
+def _log(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def _record(level: str, text: str) -> str:
+    return json.dumps({"level": level, "text": text})
+
+
+def test_a_persons_line_is_given_as_it_stands(tmp_path: Path) -> None:
+    line = "router: router.listen = '127.0.0.1:7400': taken → choose another"
+    log = _log(tmp_path / "a.log", _record("ERROR", "noise"), line, _record("INFO", "bye"))
+    assert last_words(log, 0, 2) == line
+
+
+def test_a_crash_is_told_by_the_last_line_of_its_traceback(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", _record("INFO", "x"), "Traceback", "  File", "KeyError: 'a'")
+    assert last_words(log, 0, 1) == "KeyError: 'a'"
+
+
+def test_the_frame_around_an_exception_group_is_no_word(tmp_path: Path) -> None:
+    lines = ("  | ExceptionGroup", "  +-+---", "    | AttributeError: 'shape'", "    +-------")
+    log = _log(tmp_path / "a.log", *lines)
+    assert last_words(log, 0, 1) == "AttributeError: 'shape'"
+
+
+def test_without_plain_lines_the_newest_error_counts(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", _record("ERROR", "broken"), _record("INFO", "bye"))
+    assert last_words(log, 0, 1) == "broken"
+
+
+def test_words_of_an_earlier_start_are_not_blamed(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", "ValueError: of the first start")
+    assert last_words(log, log.stat().st_size, 137) == "it left no word in its log"
+
+
+def test_control_characters_never_reach_a_terminal(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", "evil \x1b]0;title\x07")
+    assert last_words(log, 0, 1) == r"evil \x1b]0;title\x07"
+
+
+def test_a_log_over_its_limit_is_kept_once_and_emptied_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"12345")
+        rotate(path, 4)
+        writer.write(b"6")
+    assert (tmp_path / "a.log.1").read_bytes() == b"12345"
+    assert path.read_bytes() == b"6"
+
+
+def test_a_log_within_its_limit_stays(tmp_path: Path) -> None:
+    path = _log(tmp_path / "a.log", "1")
+    rotate(path, 100)
+    assert path.read_text() == "1\n"

@@ -1,0 +1,123 @@
+"""The supported part of a Dockerfile is read as Docker means it; the rest is refused by line."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.dockerfile import (
+    CopyFiles,
+    Recipe,
+    RunCommand,
+    SetEnv,
+    SetWorkdir,
+    copied,
+    parse,
+)
+from muster.errors import InvalidInput
+
+
+def test_each_supported_instruction_becomes_its_step():
+    text = """
+    # a comment
+    FROM ubuntu:24.04 AS base
+    USER root
+    WORKDIR /srv
+    ENV A=1 B="two words"
+    ENV C the rest
+    COPY --chmod=755 --chown=root:root run.sh data/ ./
+    RUN echo one && \\
+        # a comment between
+
+        echo two
+    """
+    assert parse(text) == Recipe(
+        "ubuntu:24.04",
+        (
+            SetWorkdir("/srv"),
+            SetEnv("A", "1"),
+            SetEnv("B", "two words"),
+            SetEnv("C", "the rest"),
+            CopyFiles("run.sh", "/srv/", 0o755),
+            CopyFiles("data/", "/srv/", 0o755),
+            RunCommand("echo one && echo two"),
+        ),
+    )
+
+
+def test_paths_follow_the_working_directory_and_known_variables():
+    recipe = parse("FROM x\nENV D=lib\nWORKDIR /a\nWORKDIR ${D}/$D\nCOPY f g\nCOPY f /a")
+    assert recipe.workdir == "/a/lib/lib"
+    assert recipe.steps[-2:] == (CopyFiles("f", "/a/lib/lib/g"), CopyFiles("f", "/a/"))
+
+
+def test_an_env_line_sees_only_the_lines_before_it():
+    assert parse("FROM x\nENV A=1\nENV A=2 B=$A").steps[-1] == SetEnv("B", "1")
+
+
+def test_the_list_form_of_run_is_quoted_for_the_shell():
+    assert parse('FROM x\nRUN ["echo", "a b"]').steps == (RunCommand("echo 'a b'"),)
+
+
+def test_without_workdir_the_root_is_the_working_directory():
+    assert parse("FROM x").workdir == "/"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("ADD a b", "ADD is not supported"),
+        ("CMD sleep 9", "CMD is not supported"),
+        ("USER dev", "user root only"),
+        ("FROM y", "only one plain FROM"),
+        ("RUN --mount=type=cache,target=/x true", "no flags"),
+        ("RUN cat <<EOF > f", "here-documents"),
+        ("COPY --from=y a b", "COPY takes only"),
+        ("COPY ../a b", "below environment/ only"),
+        ("COPY a", "a source and a destination"),
+        ("WORKDIR $HOME/x", r"\$HOME is not set"),
+        ("WORKDIR ${A:-x}", "can be expanded"),
+        ("ENV 1A=2", "NAME=value"),
+        ("ENV A='2", "cannot be read"),
+        ("RUN", "no argument"),
+        ("# escape=`", "escape character"),
+    ],
+)
+def test_anything_else_is_refused_by_line_with_what_is_supported(line: str, problem: str):
+    with pytest.raises(InvalidInput, match=problem) as caught:
+        parse(f"FROM x\n\n{line}\n")
+    assert caught.value.field == "environment/Dockerfile line 3"
+    assert "WORKDIR, ENV, COPY" in caught.value.way_out
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "WORKDIR /x\nFROM y"])
+def test_a_dockerfile_begins_with_from(text: str):
+    with pytest.raises(InvalidInput, match="FROM"):
+        parse(text)
+
+
+FILES = ["Dockerfile", "a.txt", "data/b.txt", "data/deep/c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "pairs"),
+    [
+        ("a.txt", "/app/", [("a.txt", "/app/a.txt")]),
+        ("a.txt", "/app/z", [("a.txt", "/app/z")]),
+        ("./a.txt", "/app/", [("a.txt", "/app/a.txt")]),
+        (
+            "data",
+            "/app",
+            [("data/b.txt", "/app/b.txt"), ("data/deep/c.txt", "/app/deep/c.txt")],
+        ),
+        ("*.txt", "/app/", [("a.txt", "/app/a.txt")]),
+        ("data/*", "/app/", [("data/b.txt", "/app/b.txt"), ("data/deep/c.txt", "/app/c.txt")]),
+        (".", "/app/", [(path, f"/app/{path}") for path in FILES]),
+    ],
+)
+def test_copy_stands_for_these_files(src: str, dst: str, pairs: list[tuple[str, str]]):
+    assert copied(CopyFiles(src, dst), FILES) == pairs
+
+
+def test_copy_of_nothing_is_refused():
+    with pytest.raises(InvalidInput, match="no such file"):
+        copied(CopyFiles("b*", "/app/"), FILES)

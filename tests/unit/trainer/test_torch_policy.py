@@ -1,0 +1,246 @@
+"""The real policy on a model of a few thousand parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from muster.errors import InvalidInput, Refused
+from muster.types import SamplingParams
+from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
+from services.trainer.batch import TrainBatch, Trajectory
+from services.trainer.lineage import NO_PARENT, Lineage
+from services.trainer.plan import StepPlan, plan_step
+from services.trainer.policy import Stopped
+from tests.unit.trainer.stories import batch, group, observed, prompt, sampled, trajectory
+
+LINE = Lineage({0: NO_PARENT}, 0)
+EXACT = TorchSettings(lr=1e-2, compute="float32", threads=1)
+VOCABULARY = 32
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with tied embeddings, as a folder."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def going() -> bool:
+    return False
+
+
+def story(step: int = 1) -> TrainBatch:
+    """Two groups with contrast, of several turns and lengths, and one without."""
+    turns = [prompt(3, 4, 5), sampled(6, 7), observed(8, 9), sampled(10, step % 9)]
+    first = [trajectory("a", 0, 1.0, turns), *group("a", 1.0, 0.0, 0.0)[1:]]
+    return batch(*first, *group("b", 0.0, 1.0), *group("c", 1.0, 1.0), step=step)
+
+
+def plan(*trajectories: Trajectory) -> StepPlan:
+    return plan_step(batch(*trajectories) if trajectories else story(), LINE)
+
+
+def reference(base: Path, step: StepPlan) -> list[Tensor]:
+    """Log-probabilities of each sequence's sampled tokens, one plain forward pass per sequence."""
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    found = []
+    for sequence in step.sequences:
+        with torch.no_grad():
+            logits = model(torch.tensor([sequence.token_ids])).logits[0] / sequence.temperature
+        scores = logits.log_softmax(-1)
+        found.append(
+            torch.stack([scores[at - 1, sequence.token_ids[at]] for at in sequence.sampled])
+        )
+    return found
+
+
+def with_logprobs(step: StepPlan, logprobs: list[Tensor]) -> StepPlan:
+    """The same plan, as if the engine had recorded these."""
+    sequences = tuple(
+        replace(s, logprobs=tuple(found.tolist()))
+        for s, found in zip(step.sequences, logprobs, strict=True)
+    )
+    return replace(step, sequences=sequences)
+
+
+def weights(policy: TorchPolicy) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.engine_state().items()}
+
+
+@pytest.mark.parametrize("budget", [1, 16, 1024])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_shared_prompts_change_no_log_probability(
+    base: Path, budget: int, temperature: float
+) -> None:
+    items = [
+        replace(item, sampling=SamplingParams(temperature=temperature))
+        for item in story().trajectories
+    ]
+    step = plan(*items)
+    step = with_logprobs(step, reference(base, step))
+    policy = TorchPolicy.load(base, replace(EXACT, micro_batch_tokens=budget, logit_rows=3))
+    found = policy.train(step, going).mismatch
+    assert found.tokens == step.tokens
+    assert found.max_abs < 2e-5
+    assert found.ess_fraction == pytest.approx(1.0, abs=1e-4)
+
+
+def test_micro_batches_change_no_gradient(base: Path) -> None:
+    results = []
+    for budget in (1, 1024):
+        policy = TorchPolicy.load(base, replace(EXACT, micro_batch_tokens=budget))
+        figures = policy.train(plan(), going)
+        results.append((figures.grad_norm, figures.loss))
+    assert results[0] == pytest.approx(results[1], rel=1e-4, abs=1e-6)
+
+
+def test_a_step_makes_rewarded_tokens_likelier(base: Path, tmp_path: Path) -> None:
+    step = with_logprobs(plan(), reference(base, plan()))
+    policy = TorchPolicy.load(base, EXACT)
+    policy.train(step, going)
+    policy.write(str(tmp_path), going)
+    after = reference(tmp_path, step)
+    for name in ("a", "b"):
+        gain = sum(
+            step.advantages[i] * (float(after[i].sum()) - sum(sequence.logprobs))
+            for i, sequence in enumerate(step.sequences)
+            if sequence.group == name
+        )
+        assert gain > 0
+
+
+def test_the_step_is_measured(base: Path) -> None:
+    step = with_logprobs(plan(), reference(base, plan()))
+    figures = TorchPolicy.load(base, EXACT).train(step, going)
+    assert figures.step_kl > 0
+    assert figures.grad_norm > 0
+    assert set(figures.per_trajectory) == {"a.0.0", "a.1.0", "a.2.0", "b.0.0", "b.1.0"} | {
+        "c.0.0",
+        "c.1.0",
+    }
+
+
+def test_a_batch_without_contrast_moves_nothing(base: Path) -> None:
+    policy = TorchPolicy.load(base, EXACT)
+    before = weights(policy)
+    figures = policy.train(plan(*group("g", 1.0, 1.0, None)), going)
+    assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
+    assert figures.step_kl == 0.0
+    assert figures.mismatch.tokens == 4
+
+
+def test_a_batch_without_valid_episodes_moves_nothing(base: Path) -> None:
+    policy = TorchPolicy.load(base, EXACT)
+    figures = policy.train(plan(*group("g", None, None)), going)
+    assert figures.mismatch.tokens == 0
+    assert figures.grad_norm == 0.0
+
+
+def test_later_epochs_are_clipped_against_the_first(base: Path) -> None:
+    step = with_logprobs(plan(), reference(base, plan()))
+    once = TorchPolicy.load(base, EXACT).train(step, going)
+    more = TorchPolicy.load(base, replace(EXACT, epochs=8, lr=5e-2)).train(step, going)
+    assert once.clipped_share == 0.0
+    assert more.clipped_share > 0.0
+
+
+def test_tokens_on_older_kv_are_left_out_of_the_mismatch(base: Path) -> None:
+    mixed = trajectory("g", 0, 1.0, [prompt(), sampled(9, 9, kv=-1), sampled(10)])
+    figures = TorchPolicy.load(base, EXACT).train(plan(mixed, *group("g", 1.0, 0.0)[1:]), going)
+    assert figures.per_trajectory["g.0.0"].tokens == 1
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_resuming_gives_the_same_weights_as_going_on(
+    base: Path, tmp_path: Path, compute: str
+) -> None:
+    settings = replace(EXACT, compute=compute, lr=1e-3)
+    straight = TorchPolicy.load(base, settings)
+    for step in (1, 2):
+        straight.train(plan_step(story(step), LINE), going)
+    first = TorchPolicy.load(base, settings)
+    first.train(plan_step(story(1), LINE), going)
+    first.write(str(tmp_path), going)
+    second = TorchPolicy.load(tmp_path, settings)
+    second.train(plan_step(story(2), LINE), going)
+    for name, expected in weights(straight).items():
+        assert torch.equal(expected, second.engine_state()[name]), name
+    for name, expected in straight._masters.items():
+        assert torch.equal(expected, second._masters[name]), name
+
+
+def test_a_checkpoint_is_a_model_folder(base: Path, tmp_path: Path) -> None:
+    policy = TorchPolicy.load(base, TorchSettings(lr=1e-2, threads=1))
+    policy.train(plan(), going)
+    policy.write(str(tmp_path), going)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    loaded = dict(model.named_parameters())
+    for name, tensor in policy.engine_state().items():
+        assert torch.equal(tensor, loaded[name]), name
+    assert (tmp_path / "tokenizer.json").is_file()
+    # An engine reads every weights file beside the config: there may be only one.
+    assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_the_engine_gets_no_tied_copy(base: Path) -> None:
+    state = TorchPolicy.load(base, TorchSettings(threads=1)).engine_state()
+    assert "lm_head.weight" not in state
+    assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
+
+
+def test_a_stop_leaves_the_weights_as_they_were(base: Path) -> None:
+    policy = TorchPolicy.load(base, replace(EXACT, micro_batch_tokens=8))
+    before, asked = weights(policy), 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 4
+
+    with pytest.raises(Stopped):
+        policy.train(plan(), stop)
+    assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing(base: Path) -> None:
+    policy = TorchPolicy.load(base, EXACT)
+    with torch.no_grad():
+        policy._params["model.norm.weight"].fill_(float("nan"))
+    before = weights(policy)
+    with pytest.raises(Refused, match="not finite"):
+        policy.train(plan(), going)
+    for name in before:
+        assert torch.equal(before[name], policy.engine_state()[name]) or "norm" in name
+
+
+def test_a_sequence_beyond_the_model_is_refused(base: Path) -> None:
+    long = trajectory("g", 0, 1.0, [prompt(*[3] * 64), sampled(4)])
+    with pytest.raises(InvalidInput, match="64 positions"):
+        TorchPolicy.load(base, EXACT).train(plan(long, *group("g", 1.0, 0.0)[1:]), going)

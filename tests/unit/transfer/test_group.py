@@ -1,0 +1,93 @@
+"""The process group: bytes arrive whole, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import msgspec
+import pytest
+import torch
+
+from muster.errors import InvalidInput, Unavailable
+from muster.transfer.group import BUCKET_BYTES, GroupSpec, Meeting, join
+
+
+def spec(meeting: Meeting, *, size: int, timeout_s: float = 20.0) -> GroupSpec:
+    return GroupSpec("gloo", meeting.host, meeting.port, 0, size, "run/1/a", timeout_s)
+
+
+def test_every_rank_gets_the_stream_across_buckets() -> None:
+    meeting = Meeting("127.0.0.1", 3, timeout_s=20)
+    trainer = spec(meeting, size=3)
+    sent = torch.randint(0, 256, (BUCKET_BYTES + 1000,), dtype=torch.uint8)
+    got = [torch.zeros_like(sent), torch.zeros_like(sent)]
+
+    def receive(rank: int) -> None:
+        group = join(msgspec.structs.replace(trainer, rank=rank))
+        group.broadcast(got[rank - 1])
+        group.close()
+
+    threads = [threading.Thread(target=receive, args=(rank,)) for rank in (1, 2)]
+    for thread in threads:
+        thread.start()
+    group = join(trainer, store=meeting.store)
+    group.broadcast(sent)
+    for thread in threads:
+        thread.join()
+    group.close()
+
+    assert torch.equal(got[0], sent)
+    assert torch.equal(got[1], sent)
+
+
+def test_a_rank_that_never_comes_is_not_waited_for() -> None:
+    meeting = Meeting("127.0.0.1", 2, timeout_s=0.3)
+
+    with pytest.raises(Unavailable, match="did not come together"):
+        join(spec(meeting, size=2, timeout_s=0.3), store=meeting.store)
+
+
+def test_a_rank_that_leaves_breaks_the_transfer() -> None:
+    meeting = Meeting("127.0.0.1", 2, timeout_s=5)
+    trainer = spec(meeting, size=2, timeout_s=2)
+
+    def leave() -> None:
+        join(msgspec.structs.replace(trainer, rank=1)).close()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    group = join(trainer, store=meeting.store)
+    thread.join()
+
+    with pytest.raises(Unavailable, match="broke off"):
+        group.broadcast(torch.zeros(4 * BUCKET_BYTES, dtype=torch.uint8))
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+
+    with pytest.raises(Unavailable):
+        join(GroupSpec("gloo", "127.0.0.1", port, 1, 2, "run/1/a", 0.3))
+
+
+def test_the_meeting_listens_on_its_host_alone() -> None:
+    meeting = Meeting("127.0.0.1", 2, timeout_s=1)
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", meeting.port), timeout=1)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Meeting("192.0.2.1", 2, timeout_s=1)
+
+    assert refused.value.field == "transfer.host"
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        join(GroupSpec("carrier-pigeon", "127.0.0.1", 1, 1, 2, "run/1/a", 1.0))
+
+    assert refused.value.field == "transfer.backend"
