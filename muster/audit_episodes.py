@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from muster.finding import Finding, problem
 from muster.record import Finish, Opened, Turn
 from muster.run_index import Place, RunIndex, order
+from muster.types import Fate
 
 
 def check(index: RunIndex) -> Iterator[Finding]:
@@ -33,11 +34,21 @@ def _jobs(index: RunIndex) -> Iterator[Finding]:
         if len({(r.groups, r.group_size) for r in records if not r.cancelled}) > 1:
             yield problem("recorded with different sizes", f"job {job}")
     opened = Counter(records[0].job for records in index.opened.values())
+    filtered = Counter(
+        records[0].job for group, records in index.opened.items() if _filtered(index, group)
+    )
     for job, groups in opened.items():
         if job not in index.jobs:
             yield problem(f"{groups} groups were opened for it, but it was not recorded", _job(job))
-        elif groups > index.jobs[job][0].groups:
-            yield problem(f"{groups} groups opened, {index.jobs[job][0].groups} asked", _job(job))
+            continue
+        asked = index.jobs[job][0].groups
+        replaced = min(filtered[job], asked)  # a filtered group is replaced, once per group asked
+        if groups > asked + replaced:
+            yield problem(f"{groups} groups opened, {asked} asked, {replaced} replaced", _job(job))
+
+
+def _filtered(index: RunIndex, group: str) -> bool:
+    return any(fate.fate is Fate.FILTERED for fate in index.fates.get(group, ()))
 
 
 def _job(job: str) -> str:

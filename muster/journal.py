@@ -52,7 +52,7 @@ class Journal:
 
     def __init__(self, path: Path, machine: str, rules: object):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("wb")
+        self._file: BinaryIO = _unused(path).open("xb")
         header = _encoder.encode(Header(machine, rules))
         self._chain = _link("", header)
         self._file.write(header + b"\n")
@@ -68,6 +68,15 @@ class Journal:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or the first of `name-2`, `name-3` … that does not exist: nothing is overwritten."""
+    found, number = path, 2
+    while found.exists():
+        found = path.with_stem(f"{path.stem}-{number}")
+        number += 1
+    return found
 
 
 def _link(chain: str, body: bytes) -> str:

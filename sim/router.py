@@ -98,7 +98,9 @@ class Router:
         news += [(("step", s), e.BatchTrained(s)) for s in sorted(self.store.trained)]
         for seen in self.store.streams["versions"]:
             if isinstance(seen, bank.VersionSeen) and seen.published:
-                news.append((("version", seen.version), e.VersionPublished(seen.version)))
+                news.append(
+                    (("version", seen.version), e.VersionPublished(seen.version, seen.version))
+                )
         for name, event in news:
             if name not in self._told:
                 self._told.add(name)

@@ -8,6 +8,7 @@ A further demo goes on with the run it finds there: new batches from the newest 
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -78,13 +79,22 @@ def demo_config(config: Config, options: DemoOptions) -> Config:
     sections = dict(config.sections)
     router = sections.get("router")
     if router:
-        sections["router"] = router.model_copy(update={"listen": "127.0.0.1:0"})
+        # A number, not 0: a restarted router has to be found where its clients look for it.
+        listen = f"127.0.0.1:{_free_port()}"
+        sections["router"] = router.model_copy(update={"listen": listen})
     changes = {
         "state_dir": config.state_dir / "demo",
         "groups_per_batch": options.groups_per_batch,
         "sections": sections,
     }
     return config.model_copy(update=changes)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def bundled_tasks() -> Path:

@@ -567,19 +567,23 @@ class AbortWeightUpdateRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     version: _builtins.int
+    fence: _builtins.bool
+    """The version is served elsewhere: serve nothing until a full resend succeeds."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         trainer_epoch: _builtins.int = ...,
         version: _builtins.int = ...,
+        fence: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "trainer_epoch", b"trainer_epoch", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fence", b"fence", "run", b"run", "trainer_epoch", b"trainer_epoch", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -118,7 +118,7 @@ class InferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AbortWeightUpdate(self, request, context):
-        """Drops what was staged; the version served stays.
+        """Drops what was staged; the version served stays, or (fence) nothing is served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

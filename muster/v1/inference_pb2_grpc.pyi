@@ -46,7 +46,7 @@ class InferenceServiceStub:
     CommitWeightUpdate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CommitWeightUpdateRequest, _inference_pb2.CommitWeightUpdateResponse]
     """Phase 2: verify digests, stop the engine, apply, clear the KV, canary, go on."""
     AbortWeightUpdate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortWeightUpdateRequest, _inference_pb2.AbortWeightUpdateResponse]
-    """Drops what was staged; the version served stays."""
+    """Drops what was staged; the version served stays, or (fence) nothing is served."""
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
@@ -66,7 +66,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     CommitWeightUpdate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CommitWeightUpdateRequest, _inference_pb2.CommitWeightUpdateResponse]  # type: ignore[assignment]
     """Phase 2: verify digests, stop the engine, apply, clear the KV, canary, go on."""
     AbortWeightUpdate: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortWeightUpdateRequest, _inference_pb2.AbortWeightUpdateResponse]  # type: ignore[assignment]
-    """Drops what was staged; the version served stays."""
+    """Drops what was staged; the version served stays, or (fence) nothing is served."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     """One engine replica. Token ids in, token ids out."""
@@ -125,6 +125,6 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.AbortWeightUpdateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.AbortWeightUpdateResponse, _abc.Awaitable[_inference_pb2.AbortWeightUpdateResponse]]:
-        """Drops what was staged; the version served stays."""
+        """Drops what was staged; the version served stays, or (fence) nothing is served."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

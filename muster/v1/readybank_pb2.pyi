@@ -27,20 +27,29 @@ class RegisterTrainerRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_DURABLE_STEP_FIELD_NUMBER: _builtins.int
+    LAST_BATCH_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     last_durable_step: _builtins.int
     """Last optimizer step in the trainer's newest checkpoint; 0 before the first."""
+    @_builtins.property
+    def last_batch(self) -> _events_pb2.BatchRecord:
+        """The batch of that step as the checkpoint keeps it; absent before the first. A
+        bank whose own record of it was lost takes it from here, so that its groups are
+        never leased again.
+        """
+
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         trainer_epoch: _builtins.int = ...,
         last_durable_step: _builtins.int = ...,
+        last_batch: _events_pb2.BatchRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_durable_step", b"last_durable_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch", "last_durable_step", b"last_durable_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

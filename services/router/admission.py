@@ -9,12 +9,13 @@ from __future__ import annotations
 
 
 def open_groups_max(
-    *, lag_max: int, published_version: int, steps_trained: int, groups_per_batch: int
+    *, lag_max: int, published_step: int, steps_trained: int, groups_per_batch: int
 ) -> int:
     """Groups without a fate that the bound allows now.
 
-    `steps_trained` counts batches whose groups have their fate; the version that such a step
-    makes may not be published yet, and until then nothing newer is launched at lag 0.
+    `published_step` is the optimizer step that made the newest published version (version numbers
+    have holes after a rollback, steps have none). `steps_trained` counts batches whose groups have
+    their fate; until their version is published nothing newer is launched at lag 0.
     """
-    batches = lag_max + published_version + 1 - steps_trained
+    batches = lag_max + published_step + 1 - steps_trained
     return max(0, batches) * groups_per_batch

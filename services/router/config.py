@@ -33,8 +33,9 @@ class RouterConfig(Section):
     step_timeout_s: float = Field(10.0, gt=0)
     """Time limit of one command."""
     episode_timeout_s: float = Field(300.0, gt=0)
-    """Time limit of one episode; a task may ask for less."""
-    generate_timeout_s: float = Field(120.0, gt=0)
+    """Time in which the model acts (its tokens, its commands) in one episode; a task may ask for
+    less. Waiting that Muster causes is not counted."""
+    generate_timeout_s: float = Field(60.0, gt=0)
     """Deadline of one call to a replica."""
     unparseable_max: int = Field(3, ge=1)
     """Replies in a row without a command that end an episode."""
@@ -48,12 +49,12 @@ class RouterConfig(Section):
     """Deadline of one request for a box."""
     redis_patience_s: float = Field(60.0, gt=0)
     """How long an append is repeated while Redis is away; then the router stops."""
-    box_memory_bytes: int = Field(256 << 20, ge=16 << 20)
-    """Memory of a box, its files included."""
+    box_memory_bytes: int = Field(0, ge=0)
+    """Memory of a box, its files included; 0: what its task asks for, else the host's usual."""
     box_pids: int = Field(64, ge=8)
     """Processes of a box."""
-    box_disk_bytes: int = Field(32 << 20, ge=1 << 20)
-    """Bytes that a box may write."""
+    box_disk_bytes: int = Field(0, ge=0)
+    """Bytes that a box may write; 0: what its task asks for, else the host's usual."""
     box_disk_inodes: int = Field(4096, ge=64)
     """Files that a box may create."""
     box_output_bytes: int = Field(2048, ge=128)

@@ -2,9 +2,9 @@
 
 Owns: the context that the engine sees and the segments that are trained. Promise: the chat
 template is applied once, to the opening; a later turn appends template glue and observation
-tokens, so every context extends the former one (asserted) and trained tokens are the sampled
-ones. Where a template cannot be extended so, the chat is rendered anew and a new PROMPT segment
-says so. What a box printed is encoded as plain text: it can never become a special token.
+tokens, so every context extends the former one and trained tokens are the sampled ones. Where a
+template cannot be extended so (checked at each turn), the chat is rendered anew and a new PROMPT
+segment says so. What a box printed is encoded as plain text: it can never become a special token.
 Does not cover: who samples (driver.py), the words (chat.py).
 """
 
@@ -108,11 +108,7 @@ class Conversation:
         self._append(Segment(SegmentKind.PROMPT, tuple(ids)))
 
     def _append(self, segment: Segment) -> None:
-        former = len(self._context)
-        extended = [*self._context, *segment.token_ids]
-        if extended[:former] != self._context:
-            raise AssertionError("the context was not extended but changed")
-        self._context = extended
+        self._context += segment.token_ids
         self._pending.append(segment)
 
     def _glue(self, role: str) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
 from redis.exceptions import RedisError
 
 from muster import telemetry
@@ -31,6 +32,7 @@ from services.router.machine import RouterMachine
 R = TypeVar("R")
 _log = telemetry.logger("router")
 _POLL_S = 0.5
+_TRACES_MAX = 10_000
 
 
 class RouterDriver:
@@ -48,6 +50,7 @@ class RouterDriver:
         self._machine, self._calls, self._durable = machine, calls, durable
         self._registry, self._section = registry, section
         self._watchers: set[asyncio.Event] = set()
+        self._traces: dict[str, str] = {}  # job or group id → traceparent of what began it
         self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
             machine, self._execute, journal, after=self._wake
         )
@@ -55,7 +58,7 @@ class RouterDriver:
     # -- running -----------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Tell the machine everything durable; call before run()."""
+        """Tell the machine everything durable, while run() runs and before clients are served."""
         count = 0
         async for event in self._durable.recover(self._machine.rules.repairs_max):
             await self._driver.apply(event)
@@ -104,7 +107,11 @@ class RouterDriver:
                 await self._driver.feed(event)
 
     async def _execute(self, command: e.RouterCommand) -> e.RouterEvent | None:
-        with telemetry.span(type(command).__name__, **_attributes(command)):
+        """One command, in the trace of its group, which is in the trace of its submission."""
+        parent = self._traces.get(_begun_by(command), "")
+        with telemetry.span(type(command).__name__, parent=parent, **_attributes(command)):
+            if isinstance(command, e.OpenGroup):
+                self._remember(command.group)
             match command:
                 case e.Generate():
                     return await self._calls.generate(command)
@@ -119,6 +126,12 @@ class RouterDriver:
                 case _:
                     await self._clean_up(command)
                     return None
+
+    def _remember(self, begun: str) -> None:
+        """The current span as the parent of what a job or group leads to; bounded."""
+        while len(self._traces) >= _TRACES_MAX:
+            self._traces.pop(next(iter(self._traces)))
+        self._traces[begun] = telemetry.traceparent()
 
     async def _record(self, command: e.OpenGroup | e.RecordTurn | e.RecordEpisode) -> e.RouterEvent:
         match command:
@@ -175,12 +188,9 @@ class RouterDriver:
         )
         known = self._machine.job(job)
         if known is not None:
-            same = (known.spec.tasks, known.spec.groups, known.spec.group_size) == (
-                spec.tasks,
-                groups,
-                group_size,
-            )
-            if not same:
+            if msgspec.structs.replace(spec, submitted_unix_s=known.spec.submitted_unix_s) != (
+                known.spec
+            ):
                 raise InvalidInput(
                     "this id names another task set",
                     field="job",
@@ -195,13 +205,16 @@ class RouterDriver:
                 value=self._section.jobs_max,
                 way_out="wait for one to end, or cancel one",
             )
+        self._remember(job)
         await self._patiently(lambda: self._durable.submit(spec, tasks))
         await self._driver.apply(e.JobSubmitted(spec))
         return job
 
     async def cancel(self, job: str) -> JobProgress:
         """Stop a job for good; its open groups are given up."""
-        self.progress(job)
+        found = self.progress(job)
+        if ended(found):
+            return found
         await self._patiently(lambda: self._durable.cancel(job))
         await self._driver.apply(e.JobCancelled(job))
         return self.progress(job)
@@ -243,6 +256,10 @@ class RouterDriver:
 def ended(progress: JobProgress) -> bool:
     """True when a job will not change any more."""
     return progress.state is not JobState.RUNNING
+
+
+def _begun_by(command: e.RouterCommand) -> str:
+    return command.job if isinstance(command, e.OpenGroup) else command.episode.group
 
 
 def _attributes(command: e.RouterCommand) -> dict[str, str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from muster.outcome import End, Evidence, Failure, Verdict, judge, needs_rerun, verifiable
 from muster.types import (
     EpisodeKey,
@@ -60,7 +62,11 @@ class Episode:
         self._retry = self._retries = 0
         self._wake_at: float | None = None
         self._held_since = 0.0
-        self._deadline = 0.0
+        self._held = False  # the turn had to wait, or was asked for again
+        self._spent_s = 0.0  # time in which the model acted: its tokens and its commands
+        self._budget_s = min(
+            task.episode_timeout_s or rules.episode_timeout_s, rules.episode_timeout_s
+        )
         self._messages = chat.opening(task.instruction)
         self._intervals: list[StateInterval] = []
         self._command, self._exit_code = "", 0
@@ -94,8 +100,6 @@ class Episode:
         self.box, self.host = event.box, event.host
         self.started_unix_s = event.start_unix_s
         self._spend(EpisodeState.BOX_START, event.start_unix_s, event.end_unix_s)
-        budget = self.task.episode_timeout_s or self.rules.episode_timeout_s
-        self._deadline = now + min(budget, self.rules.episode_timeout_s)
         return self._generate(fleet, now)
 
     def on_box_refused(
@@ -122,8 +126,6 @@ class Episode:
         choice = fleet.place(self.id, self._context, now)
         if not choice.replica:
             return self._hold(now)
-        if self.phase is Phase.HOLD:
-            self._deadline += now - self._held_since  # waiting is not the model's time
         self.phase, self.replica, self._wake_at = Phase.GENERATE, choice.replica, None
         return [
             e.Generate(
@@ -134,20 +136,25 @@ class Episode:
                 messages=() if self._retry else self._messages,
                 max_tokens=max(room, 1),
                 context_max=self.rules.context_tokens_max,
-                sampling=self.sampling,
+                sampling=self._sampling_of_turn(),
                 timeout_s=self.rules.generate_timeout_s,
             )
         ]
 
+    def _sampling_of_turn(self) -> SamplingParams:
+        """A seed for each turn: an engine starts a request's noise afresh from its seed."""
+        seed = mix(self.sampling.seed, self.turn)
+        return msgspec.structs.replace(self.sampling, seed=seed)
+
     def _hold(self, now: float) -> list[e.RouterCommand]:
         if self.phase is not Phase.HOLD:
-            self.phase, self._held_since = Phase.HOLD, now
+            self.phase, self._held_since, self._held = Phase.HOLD, now, True
         self._wake_at = now + self.rules.retry_after_s
         if now - self._held_since > self.rules.hold_max_s:
             return self._lose(Failure.ENGINE, f"no replica for {self.rules.hold_max_s} s")
         return []
 
-    def on_generated(self, event: e.Generated, fleet: Fleet, now: float) -> list[e.RouterCommand]:
+    def on_generated(self, event: e.Generated, fleet: Fleet) -> list[e.RouterCommand]:
         fleet.replied(self.replica)
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
@@ -158,7 +165,7 @@ class Episode:
         reply = chat.parse(event.text, event.finish)
         if reply.command:
             self._command, self.phase = reply.command, Phase.STEP
-            return self._exec(now)
+            return self._exec()
         self._command, self._exit_code = "", 0
         self._messages = (e.Message("user", chat.FORMAT_ERROR),)
         self._unparseable = 0 if reply.done else self._unparseable + 1
@@ -168,9 +175,9 @@ class Episode:
             self._end = End.UNPARSEABLE
         return self._record(event.end_unix_s)
 
-    def _exec(self, now: float) -> list[e.RouterCommand]:
+    def _exec(self) -> list[e.RouterCommand]:
         """The command that the reply asked for, within what is left of the budget."""
-        left = max(self._deadline - now, 0.1)
+        left = max(self._budget_s - self._spent_s, 0.1)
         return [
             e.Exec(
                 self.key,
@@ -204,19 +211,18 @@ class Episode:
 
     # -- act ---------------------------------------------------------------------------
 
-    def on_step(self, event: e.StepFinished, now: float) -> list[e.RouterCommand]:
+    def on_step(self, event: e.StepFinished) -> list[e.RouterCommand]:
         if self.phase is not Phase.STEP or event.turn != self.turn:
             return []
         self._spend(EpisodeState.TOOL, event.start_unix_s, event.end_unix_s)
         self._actions += 1
         self._unparseable = 0
         self._cpu_s += event.cpu_s
+        self._spent_s += event.wall_s
         self._limit = event.limit
         self._exit_code = event.exit_code
         if event.box_broken:
             self._end, self._detail = End.BOX_BROKEN, event.output[-200:]
-        elif now >= self._deadline:
-            self._end = End.TIME
         text = chat.observation(event.exit_code, event.wall_s, event.output, event.limit)
         self._messages = (e.Message("user", text),)
         return self._record(event.end_unix_s)
@@ -246,7 +252,7 @@ class Episode:
             self._end = End.TURNS
         if self._end is None and self._tokens >= self.rules.episode_tokens_max:
             self._end = End.TOKENS
-        if self._end is None and now >= self._deadline:
+        if self._end is None and self._spent_s >= self._budget_s:
             self._end = End.TIME
         if self._end is not None:
             return self._stop(self._end)
@@ -322,8 +328,14 @@ class Episode:
         return [e.DropConversation(self.key)]
 
     def cancel(self, fleet: Fleet) -> list[e.RouterCommand]:
-        """Stop at once and leave no record: the job is no longer wanted."""
+        """Stop at once and leave no record: the job is no longer wanted.
+
+        A box still being started is counted until its answer comes, which then gives it back.
+        """
         commands: list[e.RouterCommand] = []
+        fleet.session_over(self.id)
+        if self.box:
+            fleet.box_gone(self.host)
         if self.phase is Phase.GENERATE:
             fleet.replied(self.replica)
             commands.append(e.AbortGenerate(self.key, self.replica, self.turn, self._retry))
@@ -343,10 +355,6 @@ class Episode:
             return self.start(fleet, now) if self._due(now) else []
         if self.phase is Phase.HOLD and self._due(now):
             return self._generate(fleet, now)
-        if self.phase is Phase.GENERATE and now >= self._deadline:
-            fleet.replied(self.replica)
-            abort = e.AbortGenerate(self.key, self.replica, self.turn, self._retry)
-            return [abort, *self._stop(End.TIME)]
         return []
 
     def _due(self, now: float) -> bool:
@@ -359,8 +367,19 @@ class Episode:
     def _clock(self, event: e.Generated) -> None:
         """Split a request's wall time into queue, prefill and decode as the engine told."""
         start, end = event.start_unix_s, event.end_unix_s
+        if self._held and self._last_unix_s < start:
+            self._spend(EpisodeState.HOLD, self._last_unix_s, start)
+        self._held = False
         queued = min(start + max(event.queue_s, 0.0), end)
         filled = min(queued + max(event.prefill_s, 0.0), end)
         self._spend(EpisodeState.QUEUE, start, queued)
         self._spend(EpisodeState.PREFILL, queued, filled)
         self._spend(EpisodeState.DECODE, filled, end)
+        self._spent_s += end - queued
+
+
+def mix(seed: int, *parts: int) -> int:
+    """A seed for each combination of parts, equal in every replay (Knuth's MMIX constants)."""
+    for part in parts:
+        seed = (seed * 6364136223846793005 + part + 1442695040888963407) % 2**63
+    return seed

@@ -101,7 +101,10 @@ class RecoveryEnded(Event, frozen=True):
 
 
 class VersionPublished(Event, frozen=True):
+    """`step` is the optimizer step that made it; 0 for the base model."""
+
     version: int
+    step: int
 
 
 class BatchTrained(Event, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from muster.types import EpisodeKey, Fate
 from services.router import events as e
 from services.router.admission import open_groups_max
-from services.router.episode import Episode, Phase
+from services.router.episode import Episode, Phase, mix
 from services.router.fleet import Fleet
 from services.router.jobs import Group, Job, JobProgress, JobState, Sibling, group_id
 from services.router.policy import Placement
@@ -42,7 +42,8 @@ class RouterMachine:
         self._waiting: deque[tuple[str, int]] = deque()  # (group, sibling) to launch
         self._restored: defaultdict[str, set[int]] = defaultdict(set)  # job → indexes, at recovery
         self._fates_early: dict[str, Fate] = {}  # told before their group, at recovery
-        self._version = self._steps = 0
+        self._version = self._published_step = 0
+        self._steps = 0
         self._recovered = False
 
     def handle(self, event: e.RouterEvent, now: float) -> Commands:
@@ -188,7 +189,7 @@ class RouterMachine:
     def _bound(self) -> int:
         return open_groups_max(
             lag_max=self.rules.lag_max,
-            published_version=self._version,
+            published_step=self._published_step,
             steps_trained=self._steps,
             groups_per_batch=self.rules.groups_per_batch,
         )
@@ -198,6 +199,7 @@ class RouterMachine:
     def _on_policy(self, event: e.VersionPublished | e.BatchTrained) -> Commands:
         if isinstance(event, e.VersionPublished):
             self._version = max(self._version, event.version)
+            self._published_step = event.step
         else:
             self._steps = max(self._steps, event.step)
         return []
@@ -222,7 +224,7 @@ class RouterMachine:
             seed = job.spec.sampling.seed
             key = self._key(group, number)
             sampling = msgspec.structs.replace(
-                job.spec.sampling, seed=_mix(seed, group.index, number, key.attempt)
+                job.spec.sampling, seed=mix(seed, group.index, number, key.attempt)
             )
             episode = Episode(key, group.task, sampling, self.rules)
             group.siblings[number].running = True
@@ -243,10 +245,7 @@ class RouterMachine:
     def _on_episode(self, event: e.EpisodeEvent, now: float) -> Commands:
         episode = self._episodes.get(event.episode.id)
         if episode is None or episode.key != event.episode:
-            if isinstance(event, e.BoxAcquired):  # its episode is over: nobody needs the box
-                self._fleet.box_gone(event.host)
-                return [e.ReleaseBox(event.episode, event.host, event.box)]
-            return []
+            return self._after_the_end(event)
         fleet = self._fleet
         match event:
             case e.BoxAcquired():
@@ -254,13 +253,21 @@ class RouterMachine:
             case e.BoxRefused():
                 return episode.on_box_refused(event, fleet, now)
             case e.Generated():
-                return episode.on_generated(event, fleet, now)
+                return episode.on_generated(event, fleet)
             case e.GenerateFailed():
                 return episode.on_generate_failed(event, fleet, now)
             case e.ContextFull():
                 return episode.on_context_full(event, fleet)
             case _:
                 return self._on_acted(episode, event, now)
+
+    def _after_the_end(self, event: e.EpisodeEvent) -> Commands:
+        """An answer that nobody waits for any more: only a box must not be forgotten."""
+        if isinstance(event, e.BoxAcquired | e.BoxRefused):
+            self._fleet.box_gone(event.host)
+        if isinstance(event, e.BoxAcquired):
+            return [e.ReleaseBox(event.episode, event.host, event.box)]
+        return []
 
     def _on_acted(
         self,
@@ -270,7 +277,7 @@ class RouterMachine:
     ) -> Commands:
         match event:
             case e.StepFinished():
-                return episode.on_step(event, now)
+                return episode.on_step(event)
             case e.StepFailed():
                 return episode.on_step_failed(event)
             case e.TurnRecorded():
@@ -347,14 +354,13 @@ class RouterMachine:
             return "an inference replica (none is announced)"
         if not self._fleet.has_host:
             return "a sandbox host (none is announced)"
-        if not self._episodes and len(self._groups) >= self._bound():
+        if self._episodes:
+            return ""
+        if not job.unopened and 0 < len(self._groups) < self.rules.groups_per_batch:
+            return (
+                f"more groups: {len(self._groups)} are complete, a batch takes "
+                f"{self.rules.groups_per_batch} (submit more, or cancel)"
+            )
+        if len(self._groups) >= self._bound():
             return f"the trainer: {len(self._groups)} groups are open, {self._bound()} may be"
         return ""
-
-
-def _mix(seed: int, group: int, sibling: int, attempt: int) -> int:
-    """A different sampling seed per attempt, equal in every replay (splitmix64's multiplier)."""
-    value = seed
-    for part in (group, sibling, attempt):
-        value = (value * 6364136223846793005 + part + 1442695040888963407) % 2**63
-    return value

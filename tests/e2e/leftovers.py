@@ -1,10 +1,11 @@
 """Nothing is left: after exit 0, after Ctrl-C anywhere, after SIGKILL and the next Ctrl-C.
 
-    python tests/e2e/leftovers.py [--fake-engine] [--only STORY] [--config FILE] [--json]
+    python tests/e2e/leftovers.py [--fake-engine] [--only STORY] [--config FILE] [--json] [--here]
 
 Each story takes a snapshot of the machine, runs `muster`, takes another; the difference must be
-empty, a Ctrl-C must be obeyed within 10 s. Run it where nothing else starts or ends, for example
-below `unshare --fork --pid --mount-proc`. Exit status 1 when anything was left.
+empty, a Ctrl-C must be obeyed within 10 s. What others on the machine start or leave must not
+count, so it runs in process and mount namespaces of its own, with its own /tmp and /dev/shm
+(`--here`: without). Exit status 1 when anything was left.
 """
 
 from __future__ import annotations
@@ -216,13 +217,24 @@ def tell(name: str, folder: Path, config: Path | None) -> dict[str, Any]:
     }
 
 
+def _alone() -> None:
+    """Start again as the first process of fresh namespaces."""
+    fresh = 'mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    namespaces = ("--fork", "--kill-child", "--pid", "--mount", "--mount-proc")
+    again = [sys.executable, __file__, *sys.argv[1:], "--here"]
+    os.execvp("unshare", ["unshare", *namespaces, "bash", "-c", fresh, "bash", *again])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=sorted(STORIES), action="append")
     parser.add_argument("--config", type=Path, help="TOML file for muster")
     parser.add_argument("--fake-engine", action="store_true", help="scripted engine: faster")
     parser.add_argument("--json", action="store_true", help="one JSON object a story")
+    parser.add_argument("--here", action="store_true", help="no namespaces of its own")
     options = parser.parse_args()
+    if not options.here:
+        _alone()
     if options.fake_engine:
         os.environ["MUSTER_INFERENCE__ENGINE"] = "fake"
     failed = False

@@ -217,7 +217,7 @@ def decode_tailed(message: Received) -> e.RouterEvent | None:
     if message.stream == "versions":
         version = ev.PolicyVersionRecord.FromString(message.data)
         published = version.stage == ev.VERSION_STAGE_PUBLISHED
-        return e.VersionPublished(version.version) if published else None
+        return e.VersionPublished(version.version, version.step.step) if published else None
     if message.stream == "batches":
         batch = ev.BatchRecord.FromString(message.data)
         return e.BatchTrained(batch.step) if batch.stage == ev.BATCH_STAGE_TRAINED else None

@@ -326,7 +326,7 @@ BREAKS = [
     (parallel_attempt, "begun while attempt 0 was running under the same owner"),
     (skipped_attempt, "begun while attempt 0 was running under the same owner"),
     (old_owner, "written by owner epoch 1 after 2 had taken over"),
-    (too_many_groups, "job job: 3 groups opened, 2 asked"),
+    (too_many_groups, "job job: 3 groups opened, 2 asked, 0 replaced"),
     (another_size, "group other-00000: opened with 3 siblings, its job asks 4"),
     (unknown_job, "job ghost: 1 groups were opened for it, but it was not recorded"),
     (garbage, "entry cannot be read"),

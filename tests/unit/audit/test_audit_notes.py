@@ -124,6 +124,16 @@ def test_a_filtered_group_counts_as_filtered(story: Story) -> None:
     assert (found.totals.groups_filtered, found.totals.siblings_filtered) == (1, 2)
 
 
+def test_a_filtered_group_may_have_a_replacement_but_no_more(story: Story) -> None:
+    story.job(groups=1)
+    story.group(G0)
+    story.fate(G0, reason="zero_variance")
+    story.group(f"{G0[:-1]}1")
+    assert audit(story.record()).ok
+    story.group(f"{G0[:-1]}2")
+    assert "3 groups opened, 1 asked, 1 replaced" in problems(story)[0]
+
+
 def test_a_deletion_is_found_by_the_servers_own_count(good: Story) -> None:
     states = [StreamState("events", added=10, length=9, max_deleted="1000-4")]
     found = audit(decode("r", good.messages, states))

@@ -86,22 +86,49 @@ def test_an_ambiguous_verdict_is_given_once_more_and_the_second_stands() -> None
     assert all(x.flaky and x.outcome is Outcome.MODEL_SUCCESS for x in labels(world))
 
 
-def test_time_used_up_while_sampling_aborts_the_request_and_verifies_what_is_there() -> None:
-    world = World(episode_timeout_s=50).on(e.Generate, silent).start().feed(job())
-    world.wait(49.0)
-    assert not world.sent(e.AbortGenerate)
-    world.wait(2.0)
-    assert len(world.sent(e.AbortGenerate)) == len(world.sent(e.Verify)) == 2
+def test_time_that_the_model_used_up_ends_the_episode_and_what_is_there_is_scored() -> None:
+    world = World(episode_timeout_s=50).on(e.Exec, lambda c: stepped(c, wall_s=49.5))
+    world.on(e.Verify, lambda c: verdict(c, 0.0)).start().feed(job(max_turns=9))
+    assert len(world.sent(e.Exec)) == 2
+    assert {(x.outcome, x.cause) for x in labels(world)} == {(Outcome.MODEL_FAILURE, "budget_time")}
 
 
-def test_a_reply_that_comes_after_its_time_changes_nothing() -> None:
-    world = World(episode_timeout_s=50).on(e.Generate, silent).start().feed(job())
-    late = world.sent(e.Generate)[0]
-    world.wait(60.0)
-    before = len(world.sent(e.RecordEpisode))
-    world.feed(generated(late))
-    assert not world.sent(e.Exec)
-    assert len(world.sent(e.RecordEpisode)) == before
+def test_a_command_gets_no_more_time_than_its_episode_has_left() -> None:
+    world = World(episode_timeout_s=12, step_timeout_s=10).on(
+        e.Exec, lambda c: stepped(c, wall_s=5.0)
+    )
+    world.start().feed(job(size=2, max_turns=2))
+    assert sorted({c.timeout_s for c in world.sent(e.Exec)}) == [12 - 1 - 5 - 1, 10.0]
+
+
+def test_an_engine_that_says_nothing_is_never_the_models_failure() -> None:
+    world = World(episode_timeout_s=50, generate_retries_max=2)
+    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "deadline"))
+    world.start().feed(job())
+    for _ in range(40):
+        world.wait(60.0)
+    assert {(x.outcome, x.cause) for x in labels(world)} == {(Outcome.INFRA_FAILURE, "engine")}
+
+
+def test_each_turn_draws_its_own_noise() -> None:
+    world = World().start().feed(job(size=2, max_turns=3))
+    seeds = [c.sampling.seed for c in world.sent(e.Generate)]
+    assert len(seeds) == len(set(seeds)) == 6
+
+
+def test_waiting_for_a_replica_is_recorded_as_hold() -> None:
+    failed: list[str] = []
+
+    def fail_once(command: e.Generate) -> e.RouterEvent:
+        if command.episode.id not in failed:
+            failed.append(command.episode.id)
+            return e.GenerateFailed(command.episode, command.turn, command.replica, "busy")
+        return generated(command)
+
+    world = World().on(e.Generate, fail_once).start().feed(job())
+    world.wait(5.0)
+    states = [str(i.state) for i in world.sent(e.RecordTurn)[0].intervals]
+    assert states == ["box_start", "hold", "queue", "prefill", "decode", "tool"]
 
 
 # -- infrastructure ----------------------------------------------------------------------
@@ -185,7 +212,7 @@ def test_at_lag_0_the_next_batch_opens_only_when_the_version_is_published() -> N
     assert len(world.sent(e.OpenGroup)) == 2
     world.feed(e.BatchTrained(1), *(e.FateRecorded(f"j-0000{i}", Fate.TRAINED) for i in (0, 1)))
     assert len(world.sent(e.OpenGroup)) == 2
-    world.feed(e.VersionPublished(1))
+    world.feed(e.VersionPublished(1, 1))
     assert len(world.sent(e.OpenGroup)) == 4
 
 
@@ -195,7 +222,7 @@ def test_a_fate_told_before_its_batch_frees_no_slot_at_lag_0() -> None:
         e.FateRecorded("j-00000", Fate.TRAINED, 1), e.FateRecorded("j-00001", Fate.TRAINED, 1)
     )
     assert len(world.sent(e.OpenGroup)) == 2
-    world.feed(e.BatchTrained(1), e.VersionPublished(1))
+    world.feed(e.BatchTrained(1), e.VersionPublished(1, 1))
     assert len(world.sent(e.OpenGroup)) == 4
 
 
@@ -242,6 +269,26 @@ def test_episodes_at_once_are_bounded() -> None:
     assert len(world.sent(e.AcquireBox)) == 3
 
 
+def test_a_cancelled_jobs_boxes_no_longer_weigh_on_their_hosts() -> None:
+    world = World(groups_per_batch=9).on(e.Generate, silent).start(hosts=2).feed(job(size=3))
+    world.feed(e.JobCancelled("j"), e.FateRecorded("j-00000", Fate.FILTERED))
+    world.feed(job("k", size=2))
+    assert [c.host for c in world.sent(e.AcquireBox)[3:]] == ["h0", "h1"]
+
+
+def test_a_rest_that_cannot_fill_a_batch_says_so() -> None:
+    world = World(groups_per_batch=4).start().feed(job(groups=3))
+    progress = world.machine.progress("j")
+    assert progress is not None
+    assert progress.waiting_for.startswith("more groups: 3 are complete, a batch takes 4")
+
+
+def test_after_a_rollback_the_bound_counts_steps_and_not_version_numbers() -> None:
+    world = World(groups_per_batch=1).start()
+    world.feed(e.VersionPublished(5, 3), e.BatchTrained(3), job(groups=9))
+    assert len(world.sent(e.OpenGroup)) == 1
+
+
 def test_cancelling_stops_what_runs_and_opens_nothing_more() -> None:
     world = World(groups_per_batch=1).on(e.Generate, silent).start().feed(job(groups=3))
     world.feed(e.JobCancelled("j"), e.FateRecorded("j-00000", Fate.FILTERED))
@@ -273,7 +320,7 @@ def test_a_group_whose_fate_is_known_at_restart_is_not_run_again() -> None:
         job(groups=1),
         e.FateRecorded("j-00000", Fate.TRAINED),
         e.BatchTrained(1),
-        e.VersionPublished(1),
+        e.VersionPublished(1, 1),
         e.GroupRestored("j-00000", "j", 0, (e.SiblingRestored(0), e.SiblingRestored(0))),
     )
     world.start()

@@ -64,7 +64,7 @@ def test_hosts_share_boxes_and_a_failed_one_is_avoided_for_a_while() -> None:
 )
 def test_the_bound_counts_whole_batches(lag: int, version: int, steps: int, want: int) -> None:
     got = open_groups_max(
-        lag_max=lag, published_version=version, steps_trained=steps, groups_per_batch=4
+        lag_max=lag, published_step=version, steps_trained=steps, groups_per_batch=4
     )
     assert got == want
 
