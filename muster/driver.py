@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from muster.clock import monotonic
+from muster.errors import Unavailable
 from muster.journal import Journal
+from muster.tasks import end
 
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
@@ -44,7 +46,9 @@ class MachineDriver(Generic[E, C]):
         after: Callable[[], None] | None = None,
     ):
         self._machine, self._execute, self._journal = machine, execute, journal
-        self._inbox: asyncio.Queue[tuple[E, asyncio.Event | None]] = asyncio.Queue(inbox_max)
+        self._inbox: asyncio.Queue[tuple[E, asyncio.Future[None] | None]] = asyncio.Queue(inbox_max)
+        self._applying: set[asyncio.Future[None]] = set()
+        self._over = False
         self._after = after or (lambda: None)
         self._running: set[asyncio.Task[None]] = set()
 
@@ -53,19 +57,31 @@ class MachineDriver(Generic[E, C]):
         await self._inbox.put((event, None))
 
     async def apply(self, event: E) -> None:
-        """Hand over an event and wait until the machine has handled it."""
-        handled = asyncio.Event()
+        """Hand over an event and wait until the machine has handled it.
+
+        Raises Unavailable when the machine stops before it has.
+        """
+        if self._over:
+            raise _stopping()
+        handled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._applying.add(handled)
+        handled.add_done_callback(self._applying.discard)
         await self._inbox.put((event, handled))
-        await handled.wait()
+        await handled
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set; running commands are then cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            loop = tasks.create_task(self._loop(tasks), name=f"{self._machine.name}-machine")
-            await stopping.wait()
-            loop.cancel()
-            for task in self._running:
-                task.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                loop = tasks.create_task(self._loop(tasks), name=f"{self._machine.name}-machine")
+                await stopping.wait()
+                await end(loop)
+                await end(*self._running)
+        finally:
+            self._over = True
+            for waiting in list(self._applying):
+                if not waiting.done():
+                    waiting.set_exception(_stopping())
 
     async def _loop(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -78,8 +94,8 @@ class MachineDriver(Generic[E, C]):
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             self._after()
-            if handled is not None:
-                handled.set()
+            if handled is not None and not handled.done():
+                handled.set_result(None)
 
     async def _run(self, command: C) -> None:
         event = await self._execute(command)
@@ -91,3 +107,7 @@ class MachineDriver(Generic[E, C]):
         while True:
             await asyncio.sleep(every_s)
             await self.feed(tick())
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the service is stopping", way_out="try again when it is back")

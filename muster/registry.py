@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from muster import telemetry
 from muster.clock import wall
+from muster.tasks import end
 from muster.types import Value
 
 _log = telemetry.logger("muster.registry")
@@ -52,11 +53,13 @@ class Registry:
                 try:
                     yield
                 finally:
-                    beat.cancel()
+                    await end(beat)
         finally:
             try:
-                await self._redis.hdel(self._key, f"{kind}/{id}")
-            except RedisError as error:
+                # A courtesy: without it the entry is no longer listed after `ttl_s`.
+                async with asyncio.timeout(1.0):
+                    await self._redis.hdel(self._key, f"{kind}/{id}")
+            except (RedisError, TimeoutError) as error:
                 _log.warning("could not withdraw %s/%s: %s", kind, id, error)
 
     async def _beat(self, entry: Entry) -> None:

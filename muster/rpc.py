@@ -9,6 +9,7 @@ Does not cover: which replica is called (the router's policy).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -146,6 +147,15 @@ def calling(what: str) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise from_rpc(error, what) from error
+    except grpc.aio.UsageError as error:  # started on a channel that was just closed
+        raise errors.Unavailable(f"{what}: {error}") from error
+    except asyncio.CancelledError:
+        # A channel that is closed cancels its calls, and grpc.aio raises that as if the caller's
+        # task were cancelled. Only a real cancellation may pass as one.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise errors.Unavailable(f"{what}: the connection was closed on this side") from None
 
 
 def from_rpc(error: grpc.aio.AioRpcError, what: str) -> errors.MusterError:
@@ -235,13 +245,14 @@ class _Guard(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, inner: Any, method: str, metadata: dict[str, str]) -> Any:
-        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        # Written, not yielded: a generator that gRPC drops is closed late and in another context.
+        async def call(request: Any, context: Any) -> None:
             with telemetry.span(method, parent=metadata.get("traceparent", "")):
                 responses = inner(request, context)
                 try:
                     self._admit(method, metadata, context)
                     async for response in responses:
-                        yield response
+                        await context.write(response)
                 except errors.MusterError as error:
                     await _abort(context, error)
                 except grpc.aio.AbortError:

@@ -225,14 +225,23 @@ class RunStreams:
 
 
 class reaching_redis:
-    """Turns redis-py's connection errors inside the block into Unavailable."""
+    """Turns what passes by itself (no connection, a full or loading server) into Unavailable."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        transient = (failures.ConnectionError, failures.TimeoutError, failures.ReadOnlyError)
-        if isinstance(error, transient):
+        transient = (
+            failures.ConnectionError,
+            failures.TimeoutError,
+            failures.ReadOnlyError,
+            failures.OutOfMemoryError,
+            failures.TryAgainError,
+        )
+        named = isinstance(error, failures.ResponseError) and str(error).startswith(
+            ("MISCONF", "NOREPLICAS", "BUSY", "MASTERDOWN")
+        )
+        if named or isinstance(error, transient):
             raise Unavailable(
                 f"Redis does not answer ({error})", way_out="it is retried; see its log"
             ) from error

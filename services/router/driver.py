@@ -20,6 +20,7 @@ from muster.driver import MachineDriver
 from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
 from muster.journal import Journal
 from muster.registry import Registry
+from muster.tasks import end
 from muster.taskset import Task
 from muster.types import EpisodeKey, SamplingParams
 from services.router import events as e
@@ -73,9 +74,8 @@ class RouterDriver:
                 tasks.create_task(self._driver.ticks(e.Tick, 0.25), name="ticks"),
             ]
             await self._driver.run(stopping)
-            for task in background:
-                task.cancel()
             self._wake()
+            await end(*background)
 
     async def _poll(self) -> None:
         replicas: tuple[e.Replica, ...] = ()
@@ -89,7 +89,7 @@ class RouterDriver:
                 await asyncio.sleep(_POLL_S)
                 continue
             addresses = {entry.id: entry.address for entry in [*found, *boxes]}
-            for channel in self._calls.addresses_are(addresses):
+            for channel in self._calls.addresses_are(addresses, monotonic()):
                 await channel.close()
             now_replicas = tuple(e.Replica(r.id, r.address) for r in found)
             now_hosts = tuple(e.Host(h.id, h.address) for h in boxes)
@@ -188,15 +188,8 @@ class RouterDriver:
         )
         known = self._machine.job(job)
         if known is not None:
-            if msgspec.structs.replace(spec, submitted_unix_s=known.spec.submitted_unix_s) != (
-                known.spec
-            ):
-                raise InvalidInput(
-                    "this id names another task set",
-                    field="job",
-                    value=job,
-                    way_out="choose a new id, or leave it empty",
-                )
+            if not _same(known.spec, spec):
+                raise _other_task_set(job)
             return job
         if self._machine.jobs_running() >= self._section.jobs_max:
             raise Exhausted(
@@ -208,6 +201,9 @@ class RouterDriver:
         self._remember(job)
         await self._patiently(lambda: self._durable.submit(spec, tasks))
         await self._driver.apply(e.JobSubmitted(spec))
+        taken = self._machine.job(job)
+        if taken is None or not _same(taken.spec, spec):  # somebody else's came first
+            raise _other_task_set(job)
         return job
 
     async def cancel(self, job: str) -> JobProgress:
@@ -256,6 +252,20 @@ class RouterDriver:
 def ended(progress: JobProgress) -> bool:
     """True when a job will not change any more."""
     return progress.state is not JobState.RUNNING
+
+
+def _same(one: e.JobSpec, other: e.JobSpec) -> bool:
+    """True when they ask for the same; the time of asking does not count."""
+    return msgspec.structs.replace(one, submitted_unix_s=other.submitted_unix_s) == other
+
+
+def _other_task_set(job: str) -> InvalidInput:
+    return InvalidInput(
+        "this id names another task set",
+        field="job",
+        value=job,
+        way_out="choose a new id, or leave it empty",
+    )
 
 
 def _begun_by(command: e.RouterCommand) -> str:

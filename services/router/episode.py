@@ -97,7 +97,7 @@ class Episode:
     def on_box(self, event: e.BoxAcquired, fleet: Fleet, now: float) -> list[e.RouterCommand]:
         if self.phase is not Phase.BOX:
             return [e.ReleaseBox(event.episode, event.host, event.box)]
-        self.box, self.host = event.box, event.host
+        self.box, self.host, self._retries = event.box, event.host, 0
         self.started_unix_s = event.start_unix_s
         self._spend(EpisodeState.BOX_START, event.start_unix_s, event.end_unix_s)
         return self._generate(fleet, now)
@@ -155,9 +155,9 @@ class Episode:
         return []
 
     def on_generated(self, event: e.Generated, fleet: Fleet) -> list[e.RouterCommand]:
-        fleet.replied(self.replica)
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
+        fleet.replied(self.replica)
         self._retry = self._retries = 0
         self._tokens += event.sampled_tokens
         self._context = event.prompt_tokens + event.sampled_tokens
@@ -192,10 +192,10 @@ class Episode:
     def on_generate_failed(
         self, event: e.GenerateFailed, fleet: Fleet, now: float
     ) -> list[e.RouterCommand]:
-        fleet.replied(event.replica)
-        fleet.failed(event.replica, now)
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
+        fleet.replied(event.replica)
+        fleet.failed(event.replica, now)
         self._retry += 1
         self._retries += 1
         self._detail = event.detail
@@ -204,9 +204,9 @@ class Episode:
         return self._hold(now)
 
     def on_context_full(self, event: e.ContextFull, fleet: Fleet) -> list[e.RouterCommand]:
-        fleet.replied(self.replica)
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
+        fleet.replied(self.replica)
         return self._stop(End.CONTEXT)
 
     # -- act ---------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Episode:
     # -- end ---------------------------------------------------------------------------
 
     def _stop(self, end: End) -> list[e.RouterCommand]:
-        self._end = end
+        self._end, self._retries = end, 0
         if verifiable(end):
             return self._verify()
         return self._finish()

@@ -112,7 +112,7 @@ class RouterMachine:
                 self._restored.clear()
             case e.GroupRecorded():
                 group = self._groups.get(event.group)
-                if group is not None:
+                if group is not None and not group.recorded:
                     group.recorded = True
                     self._enqueue(group)
             case e.FateRecorded():
@@ -150,8 +150,6 @@ class RouterMachine:
         if group is None:
             if not self._recovered:
                 self._fates_early[event.group] = event.fate
-            return []
-        if group.fate is not None:
             return []
         group.fate = event.fate
         job = self._jobs[group.job]
@@ -199,7 +197,7 @@ class RouterMachine:
     def _on_policy(self, event: e.VersionPublished | e.BatchTrained) -> Commands:
         if isinstance(event, e.VersionPublished):
             self._version = max(self._version, event.version)
-            self._published_step = event.step
+            self._published_step = max(self._published_step, event.step)
         else:
             self._steps = max(self._steps, event.step)
         return []

@@ -259,6 +259,25 @@ def test_a_cancelled_job_is_given_up_and_its_group_has_a_fate(whole: Whole) -> N
     assert whole.cancelled.groups_trained == 0
 
 
+def _spans(whole: Whole, service: str = "*") -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
+        for path in (whole.state / "traces").glob(f"{service}.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_a_group_is_one_trace_from_its_submission_through_every_service(whole: Whole) -> None:
+    submitted = {
+        s["trace"] for s in _spans(whole, "router") if s["name"].endswith("/SubmitTaskSet")
+    }
+    ours = [s for s in _spans(whole) if s["trace"] in submitted]
+    names = {s["name"].rpartition("/")[2] for s in ours}
+    assert {"OpenGroup", "AcquireBox", "Generate", "Exec", "RecordTurn", "Verify"} <= names
+    served = {s["name"] for s in _spans(whole, "inference") if s["trace"] in submitted}
+    assert "/muster.v1.InferenceService/Generate" in served
+
+
 def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
     """Read from the traces: a span stands for each call that a service answered."""
     wanted = {
@@ -267,10 +286,6 @@ def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    served = {
-        json.loads(line)["name"]
-        for path in (whole.state / "traces").glob("*.jsonl")
-        for line in path.read_text().splitlines()
-    }
+    served = {span["name"] for span in _spans(whole)}
     assert len(wanted) == 19
     assert wanted - served == set()

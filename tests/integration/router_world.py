@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from muster import rpc, streams
 from muster.codec import pack_f32, pack_ids, unpack_ids
+from muster.errors import MusterError
 from muster.journal import Journal
 from muster.registry import Registry
 from muster.v1 import common_pb2 as pb
@@ -69,12 +70,15 @@ class ScriptedHost(sandbox_pb2_grpc.SandboxServiceServicer):
         self.calls: list[tuple[str, int]] = []
         self.released: list[str] = []
         self.lose_first = False
+        self.refuse_exec: MusterError | None = None
 
     async def AcquireBox(self, request: sbx.AcquireBoxRequest, context: Any) -> Any:
         episode = request.episode
         return sbx.AcquireBoxResponse(box=f"{episode.group}.{episode.sibling}.{episode.attempt}")
 
     async def Exec(self, request: sbx.ExecRequest, context: Any) -> sbx.ExecResponse:
+        if self.refuse_exec is not None:
+            raise self.refuse_exec
         place = (request.box, request.turn)
         self.calls.append(place)
         first = self.calls.count(place) == 1
@@ -113,17 +117,19 @@ async def router(redis: Redis, run: str, folder: Path, **rules: Any) -> AsyncIte
     stopping = asyncio.Event()
     servicer = RouterServicer(driver, run, stopping, groups_max=100)
     add = router_pb2_grpc.add_RouterServiceServicer_to_server
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(driver.run(stopping), name="router")
-        await driver.recover()
-        async with (
-            rpc.serve("127.0.0.1:0", [(add, servicer)], grace_s=0.1) as server,
-            rpc.channel(server.address) as channel,
-        ):
-            yield Router(router_pb2_grpc.RouterServiceStub(channel), driver, path, epoch)
-            stopping.set()
-    await calls.close()
-    journal.close()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driver.run(stopping), name="router")
+            await driver.recover()
+            async with (
+                rpc.serve("127.0.0.1:0", [(add, servicer)], grace_s=0.1) as server,
+                rpc.channel(server.address) as channel,
+            ):
+                yield Router(router_pb2_grpc.RouterServiceStub(channel), driver, path, epoch)
+                stopping.set()
+    finally:
+        await calls.close()
+        journal.close()
 
 
 @asynccontextmanager

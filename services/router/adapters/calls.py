@@ -8,6 +8,7 @@ stream is cancelled when its reader leaves. Does not cover: what is decided on t
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # these names are in the generated stubs only
 
 R = TypeVar("R")
 _log = telemetry.logger("router.calls")
+_KEEP_S = 300.0  # how long an address outlives its announcement
 _SLACK_S = 15.0  # over a limit that the other side enforces itself
 
 
@@ -49,6 +51,7 @@ class Calls:
         self._box_start_timeout_s = box_start_timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
         self.addresses: dict[str, str] = {}  # replica or host id → address
+        self._gone_since: dict[str, float] = {}  # of ids that are no longer announced
         self._conversations: dict[str, Conversation] = {}
         self.cached_tokens: dict[str, int] = {}  # episode id → of the turn being recorded
 
@@ -63,11 +66,20 @@ class Calls:
         self._conversations.pop(episode.id, None)
         self.cached_tokens.pop(episode.id, None)
 
-    def addresses_are(self, addresses: Mapping[str, str]) -> list[grpc.aio.Channel]:
-        """New addresses; answers the channels that nobody needs any more."""
-        self.addresses = dict(addresses)
-        gone = set(self._channels) - set(self.addresses.values())
-        return [self._channels.pop(address) for address in gone]
+    def addresses_are(self, addresses: Mapping[str, str], now: float) -> list[grpc.aio.Channel]:
+        """Take the announced addresses; answers the channels that nobody needs any more.
+
+        An absent entry is no proof that its peer is gone (Redis may have been away): its channel,
+        and the calls on it, are kept for a while.
+        """
+        self.addresses |= addresses
+        gone = self.addresses.keys() - addresses.keys()
+        self._gone_since = {id_: self._gone_since.get(id_, now) for id_ in gone}
+        for id_, since in self._gone_since.items():
+            if now - since > _KEEP_S:
+                del self.addresses[id_]
+        unused = self._channels.keys() - self.addresses.values()
+        return [self._channels.pop(address) for address in unused]
 
     def _channel(self, id_: str) -> grpc.aio.Channel:
         address = self.addresses.get(id_)
@@ -101,11 +113,11 @@ class Calls:
         start = wall()
         try:
             sampled, finish = await self._sample(command, context, room)
+            reason = codec.finish_from_pb(finish.reason)
         except Fenced:
             raise
         except MusterError as error:
             return e.GenerateFailed(command.episode, command.turn, command.replica, str(error))
-        reason = codec.finish_from_pb(finish.reason)
         if reason is FinishReason.ABORT:
             why = "the replica aborted the request"
             return e.GenerateFailed(command.episode, command.turn, command.replica, why)
@@ -119,8 +131,8 @@ class Calls:
             prompt_tokens=len(context),
             sampled_tokens=len(sampled[0]),
             start_unix_s=start,
-            queue_s=finish.queue_s,
-            prefill_s=finish.prefill_s,
+            queue_s=_seconds(finish.queue_s),
+            prefill_s=_seconds(finish.prefill_s),
             end_unix_s=wall(),
         )
 
@@ -219,8 +231,8 @@ class Calls:
             turn=command.turn,
             exit_code=step.exit_code,
             limit=limit,
-            wall_s=step.wall_s,
-            cpu_s=step.cpu_s,
+            wall_s=_seconds(step.wall_s),
+            cpu_s=_seconds(step.cpu_s),
             output=chat.output_text(step.output_head, step.output_tail, step.output_bytes_total),
             box_broken=step.box_broken,
             start_unix_s=start,
@@ -241,12 +253,22 @@ class Calls:
         except MusterError as error:
             return e.VerifyFailed(command.episode, str(error))
         return e.VerdictGiven(
-            command.episode, status, verdict.reward, verdict.detail, start, wall()
+            command.episode, status, _reward(verdict.reward), verdict.detail, start, wall()
         )
 
     async def release(self, command: e.ReleaseBox) -> None:
         request = sbx.ReleaseBoxRequest(episode=codec.key_to_pb(command.episode), box=command.box)
         await _best_effort(lambda: self._host(command.host).ReleaseBox(request, timeout=10))
+
+
+def _seconds(value: float) -> float:
+    """A duration of another process as a finite number of seconds; journals hold no NaN."""
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def _reward(value: float) -> float:
+    """A reward that is no number becomes one that is out of range: it is judged as such."""
+    return value if math.isfinite(value) else -1.0
 
 
 def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan, ...]) -> None:

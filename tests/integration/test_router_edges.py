@@ -1,0 +1,107 @@
+"""The router's shell at its edges: one test per line that nothing else pins."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+from redis.asyncio import Redis
+
+from muster import rpc
+from muster.errors import Exhausted, Fenced, InvalidInput
+from muster.streams import Received
+from muster.types import Outcome, OutcomeLabel
+from muster.v1 import common_pb2 as pb
+from muster.v1 import events_pb2 as ev
+from muster.v1 import router_pb2 as rt
+from services.router.adapters.durable import Durable, decode_tailed
+from services.router.config import RouterConfig
+from services.router.recovery import AttemptSeen, restore_siblings
+from tests.integration.router_world import fleet, router
+from tests.integration.test_router import submission
+
+
+def test_the_newest_attempt_decides_at_a_restart() -> None:
+    lost = OutcomeLabel(Outcome.INFRA_FAILURE, "engine")
+    seen = [AttemptSeen(0, 0, 1, finished=True), AttemptSeen(0, 1, 1)]
+    assert restore_siblings(1, seen, {(0, 0): lost}, 2)[0].attempt == 2
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Received("versions", "1-0", ev.PolicyVersionRecord(version=3).SerializeToString(), ""),
+        Received("batches", "1-0", ev.BatchRecord(step=3).SerializeToString(), ""),
+    ],
+)
+def test_what_is_neither_published_nor_trained_means_nothing_yet(message: Received) -> None:
+    assert decode_tailed(message) is None
+
+
+async def test_following_goes_on_after_what_recovery_read_and_reads_nothing_twice(
+    redis: Redis, run: str
+) -> None:
+    from muster.streams import RunStreams, append_version
+
+    durable = Durable(redis, RunStreams(redis, run))
+    stage = ev.VERSION_STAGE_PUBLISHED
+    await append_version(redis, run, ev.PolicyVersionRecord(version=1, stage=stage))
+    async for _ in durable.recover(2):
+        pass
+    await append_version(redis, run, ev.PolicyVersionRecord(version=2, stage=stage))
+    assert [getattr(x, "version", 0) for x in await durable.follow()] == [2]
+    assert await durable.follow() == []
+
+
+async def test_tasks_in_memory_are_bounded(redis: Redis, run: str) -> None:
+    from muster.streams import RunStreams
+
+    streams = RunStreams(redis, run)
+    durable = Durable(redis, streams, tasks_cached=2)
+    for name in "abc":
+        await redis.set(streams.key("task", name), name)
+        assert await durable.task_archive(name) == name.encode()
+    assert len(durable._tasks) == 2
+
+
+async def test_a_fenced_router_ends_when_a_host_says_so(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    async def go_on_for_ever() -> None:
+        async with fleet(redis, run) as (_, host), router(redis, run, tmp_path) as it:
+            host.refuse_exec = Fenced("a newer router owns the run")
+            await it.stub.SubmitTaskSet(submission(), timeout=5)
+            await asyncio.Event().wait()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await go_on_for_ever()
+    assert caught.group_contains(Fenced)
+
+
+async def test_watchers_and_jobs_are_bounded_and_a_closed_watch_frees_its_place(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    async with router(redis, run, tmp_path) as it:
+        it.driver._section = RouterConfig(watchers_max=1, jobs_max=1)
+        await it.stub.SubmitTaskSet(submission(), timeout=5)
+        with pytest.raises(Exhausted), rpc.calling("submit"):
+            await it.stub.SubmitTaskSet(submission(job="other"), timeout=5)
+        for _ in range(2):
+            one = it.stub.WatchJob(rt.WatchJobRequest(job="job"), timeout=5)
+            assert await one.read() is not grpc.aio.EOF
+            with pytest.raises(Exhausted), rpc.calling("watch"):
+                await it.stub.WatchJob(rt.WatchJobRequest(job="job"), timeout=5).read()
+            one.cancel()
+            await asyncio.sleep(0.3)
+
+
+async def test_an_archive_under_another_digest_is_refused(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    task = submission().tasks[0]
+    task = pb.TaskPackage(name=task.name, digest="0" * 64, archive=task.archive)
+    async with router(redis, run, tmp_path) as it:
+        with pytest.raises(InvalidInput), rpc.calling("submit"):
+            await it.stub.SubmitTaskSet(submission(tasks=[task]), timeout=5)
