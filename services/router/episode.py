@@ -105,6 +105,8 @@ class Episode:
     def on_box_refused(
         self, event: e.BoxRefused, fleet: Fleet, now: float
     ) -> list[e.RouterCommand]:
+        if self.phase is not Phase.BOX or self._wake_at is not None:
+            return []  # no request is under way that this could answer
         fleet.box_gone(event.host)
         fleet.host_failed(event.host, now)
         self._retries += 1
