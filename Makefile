@@ -47,7 +47,7 @@ e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
 	$(BIN)/python tests/e2e/leftovers.py
 
 bench: setup ## Run every benchmark
-	@for file in bench/[!_]*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 freeze: ## Write constraints.txt from what is installed
 	$(BIN)/python scripts/freeze.py > constraints.new && mv constraints.new constraints.txt

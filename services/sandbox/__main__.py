@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from services.sandbox.box import Backend
     from services.sandbox.config import SandboxConfig
 
+_STOP_S = 3.0  # from the request to stop to the end of the process, whatever runs in boxes
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="muster-sandbox", description=__doc__)
@@ -33,12 +35,15 @@ def main() -> int:
 
     from muster import lifecycle
 
-    # Every box ends with the keeper; ending a host full of fork bombs takes a few seconds.
-    return lifecycle.run(serve, name="sandbox", config_path=arguments.config, grace_s=8.0)
+    return lifecycle.run(serve, name="sandbox", config_path=arguments.config, grace_s=_STOP_S)
 
 
 async def serve(life: Lifecycle) -> None:
-    """Open the backend (refusing a host that cannot isolate), announce, answer calls."""
+    """Open the backend (refusing a host that cannot isolate), announce, answer calls.
+
+    Ends with Unavailable when the backend is lost: the boxes of this host are gone then, and what
+    they did is not known, so the process ends for its supervisor to start another.
+    """
     import os
     import socket
 
@@ -65,7 +70,10 @@ async def serve(life: Lifecycle) -> None:
             ) as server,
             Registry(redis, life.config.run).announce("sandbox", host_id, server.address, info),
         ):
-            await life.stopping.wait()
+            try:
+                await life.stopping.wait()
+            finally:
+                host.stop()  # callers hear of it now, so that the server has nobody to wait for
 
 
 def open_backend(config: Config, section: SandboxConfig) -> AbstractAsyncContextManager[Backend]:
@@ -75,8 +83,11 @@ def open_backend(config: Config, section: SandboxConfig) -> AbstractAsyncContext
 
         return open_fake()
     from services.sandbox.adapters.native.backend import open_native
+    from services.sandbox.adapters.native.client import Patience
 
-    return open_native(section.runtime_dir or config.state_dir / "sandbox")
+    # Every box ends with the keeper, which tidies up on its own when that takes longer.
+    folder = section.runtime_dir or config.state_dir / "sandbox"
+    return open_native(folder, patience=Patience(stop_s=_STOP_S / 2))
 
 
 if __name__ == "__main__":

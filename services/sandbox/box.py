@@ -25,7 +25,8 @@ class Evidence(Value, frozen=True):
     """What was measured about one step; times in seconds.
 
     exit_code is 128 + signal when a signal ended the shell. oom_kills, pids_refused: how often the
-    box's limit struck during the step. broken: why the box can run nothing any more.
+    box's limit struck during the step. broken: why the box can run nothing any more, by the
+    agent's own doing and on positive evidence of it; it is scored as the model's failure.
     """
 
     exit_code: int = 0
@@ -65,11 +66,15 @@ class JudgeSpec(Value, frozen=True):
 
 
 class BoxFailure(Exception):
-    """The backend could not do it: the host's doing, never the agent's."""
+    """The backend could not do it: not the agent's doing, as far as anybody can show."""
 
 
 class Backend(Protocol):
-    """Makes boxes. All methods may raise BoxFailure; `run` reports a broken box as evidence."""
+    """Makes boxes. All methods may raise BoxFailure; what a step did is then not known.
+
+    Only a box that its agent broke, as the kernel's counters or error codes show, is told as
+    evidence (`broken`): a late or dead part of the host is BoxFailure.
+    """
 
     async def start(self, box: str, limits: Limits) -> None:
         """A fresh box from the base; on failure nothing is left."""

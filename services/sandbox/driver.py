@@ -1,7 +1,8 @@
 """Runs boxes for callers: the pool's commands, the steps and verdicts of each box.
 
 Owns: every task in flight. Promise: a caller that goes away changes nothing: its start, step or
-verification runs on and its answer is kept for the repeat of the call; closing ends all boxes.
+verification runs on and its answer is kept for the repeat of the call; closing ends all boxes;
+what the backend could not do is Unavailable, never a result that could be scored.
 Does not cover: the wire (server.py), how a box is made (adapters/).
 """
 
@@ -18,10 +19,10 @@ from typing import Any, Self, TypeVar
 from muster import telemetry
 from muster.archive import unpack
 from muster.clock import monotonic
-from muster.errors import Exhausted, InvalidInput, MusterError, Refused, Unavailable
+from muster.errors import InvalidInput, MusterError, Refused, Unavailable
 from muster.taskset import Task, TaskFile, task_from_archive
 from muster.types import EpisodeKey, Limits, Value
-from services.sandbox import environment, limits, pool, verdict
+from services.sandbox import checks, environment, limits, pool, verdict
 from services.sandbox.box import Backend, BoxFailure, Evidence
 from services.sandbox.config import SandboxConfig
 from services.sandbox.ledger import Decision, Ledger, StepRecord
@@ -29,6 +30,7 @@ from services.sandbox.ledger import Decision, Ledger, StepRecord
 _log = telemetry.logger("muster.sandbox")
 _TICK_S = 0.25
 _TASKS_KEPT = 64
+_ENDS_MAX = 3  # tries to end one box; each may take as long as the backend is patient
 T = TypeVar("T")
 
 
@@ -53,8 +55,8 @@ class _Box:
     def __init__(self, key: EpisodeKey, task: Task, files: dict[str, TaskFile], granted: Limits):
         self.key, self.task, self.files, self.limits = key, task, files, granted
         self.ledger: Ledger = Ledger()
-        self.step: asyncio.Task[StepRecord] | None = None
-        self.verification: asyncio.Task[Verified] | None = None
+        self.step: asyncio.Task[StepRecord | Unavailable] | None = None
+        self.verification: asyncio.Task[Verified | Unavailable] | None = None
         self.acquired: Acquired | None = None
         self.touched = False  # a step or verification was asked for
         self.ended = asyncio.Event()
@@ -99,6 +101,7 @@ class SandboxHost:
         self._tickets = 0
         self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[Any]] = set()
+        self._stopped = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
@@ -111,11 +114,16 @@ class SandboxHost:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def stop(self) -> None:
+        """Answer every caller now, with Unavailable, and refuse new ones; waits for nothing."""
+        self._stopped = True
         for ask in self._by_key.values():
-            _settle(ask, Unavailable("this sandbox host stops", way_out="use another host"))
+            _settle(ask, _stops())
         for task in self._running:
             task.cancel()  # the backend ends with us, and all boxes with it
-        await self._tasks.__aexit__(kind, error, trace)
 
     @property
     def boxes(self) -> int:
@@ -125,6 +133,8 @@ class SandboxHost:
         self, key: EpisodeKey, name: str, digest: str, archive: bytes, asked: Limits, wait_s: float
     ) -> Acquired:
         """A box prepared for the task; the same call again gives the same box while unused."""
+        if self._stopped:
+            raise _stops()
         task, files = self._task(name, digest, archive)
         task_limits = limits.of_task(task.memory_bytes, task.disk_bytes)
         granted = limits.resolve(asked, task_limits, self._most)
@@ -164,7 +174,7 @@ class SandboxHost:
     ) -> tuple[StepRecord, bool]:
         """Run a step once; True with a record that is kept from an earlier call."""
         box = self._find(key, name)
-        self._check_step(command, timeout_s)
+        checks.step(self._config, command, timeout_s)
         decision = box.ledger.decide(turn, command)
         if decision is Decision.REPEAT:
             return box.ledger.kept(turn), True
@@ -172,7 +182,7 @@ class SandboxHost:
             box.ledger.begin(turn, command)
             box.step = self._spawn(self._step(name, box, command, timeout_s), f"step-{name}")
         assert box.step is not None
-        return await _share(box.step), decision is Decision.WAIT
+        return _known(await _share(box.step)), decision is Decision.WAIT
 
     async def verify(self, key: EpisodeKey, name: str) -> Verified:
         """End the agent, seal its files, judge them; again: once more over the same files."""
@@ -184,10 +194,12 @@ class SandboxHost:
                 )
             box.ledger.closed = "its files are sealed for verification"
             box.verification = self._spawn(self._judge(name, box), f"verify-{name}")
-        return await _share(box.verification)
+        return _known(await _share(box.verification))
 
     async def release(self, key: EpisodeKey, name: str) -> bool:
         """End a box; False when it is not there (any more)."""
+        if self._stopped:
+            raise _stops()
         self._feed(pool.Spoke(key, name))
         refusal = self._pool.refusal(key, name)
         box = self._boxes.get(name)
@@ -201,6 +213,8 @@ class SandboxHost:
         return True
 
     def _find(self, key: EpisodeKey, name: str) -> _Box:
+        if self._stopped:
+            raise _stops()
         self._feed(pool.Spoke(key, name))
         refusal = self._pool.refusal(key, name)
         if refusal is not None:
@@ -208,24 +222,6 @@ class SandboxHost:
         box = self._boxes[name]
         box.touched = True
         return box
-
-    def _check_step(self, command: str, timeout_s: float) -> None:
-        most = self._config.step_timeout_s_max
-        if not 0 < timeout_s <= most:
-            raise InvalidInput(
-                f"a step's time limit is above 0 and at most {most:g} s",
-                field="timeout_s",
-                value=timeout_s,
-                way_out="ask for less, or raise sandbox.step_timeout_s_max",
-            )
-        size = len(command.encode())
-        if size > self._config.command_bytes_max or "\0" in command:
-            raise InvalidInput(
-                f"a command has at most {self._config.command_bytes_max} bytes and no NUL",
-                field="command",
-                value=f"{size} bytes",
-                way_out="write a file in several steps",
-            )
 
     def _task(self, name: str, digest: str, archive: bytes) -> tuple[Task, dict[str, TaskFile]]:
         known = self._known.get(digest)
@@ -300,14 +296,22 @@ class SandboxHost:
                     await self._backend.set_session(name, cwd, env)
                 case environment.RunSetup(command, shown):
                     timeout_s = self._config.setup_timeout_s
-                    _check_setup(shown, await self._backend.run(name, command, timeout_s))
+                    found = await self._backend.run(name, command, timeout_s)
+                    checks.setup(shown, found, _printed(found))
 
-    async def _step(self, name: str, box: _Box, command: str, timeout_s: float) -> StepRecord:
-        with telemetry.span("box.step", box=name):
-            evidence = await self._backend.run(name, command, timeout_s)
+    async def _step(
+        self, name: str, box: _Box, command: str, timeout_s: float
+    ) -> StepRecord | Unavailable:
+        try:
+            with telemetry.span("box.step", box=name):
+                evidence = await self._backend.run(name, command, timeout_s)
+        except BoxFailure as failure:
+            _log.warning("box %s lost a step: %s", name, failure)
+            box.ledger.lose(f"the result of a step was lost ({failure})")
+            return _lost(f"the step's result is lost: {failure}")
         return box.ledger.finish(evidence)
 
-    async def _judge(self, name: str, box: _Box) -> Verified:
+    async def _judge(self, name: str, box: _Box) -> Verified | Unavailable:
         spec = environment.judge_spec(box.task, box.files, box.limits)
         most = self._config.verify_timeout_s_max
         spec = environment.bounded(spec, most)
@@ -317,8 +321,8 @@ class SandboxHost:
                     await self._backend.seal(name)
                     judged = await self._backend.judge(name, spec)
                 except BoxFailure as failure:
-                    evidence = Evidence(exit_code=127, broken=str(failure))
-                    return Verified(verdict.failed(str(failure)), evidence)
+                    _log.warning("box %s could not be judged: %s", name, failure)
+                    return _lost(f"the host could not judge: {failure}")
         return Verified(verdict.read(judged), judged.evidence)
 
     async def _end(self, name: str, why: str) -> None:
@@ -327,19 +331,23 @@ class SandboxHost:
         if box and box.verification and not box.verification.done():
             box.verification.cancel()  # it ends the verifier's box on its way out
             await asyncio.wait([box.verification])
-        await self._end_backend(name)
+        try:
+            await self._end_backend(name)
+        finally:
+            if box:
+                box.ended.set()
         self._feed(pool.Ended(name))
-        if box:
-            if self._by_key.get(box.key) and self._by_key[box.key].box is box:
-                del self._by_key[box.key]
-            box.ended.set()
+        if box and self._by_key.get(box.key) and self._by_key[box.key].box is box:
+            del self._by_key[box.key]
 
     async def _end_backend(self, name: str) -> None:
-        try:
-            await self._backend.end(name)
-        except BoxFailure as failure:
-            # The keeper's sweep at the next start, or its end, removes what is left.
-            _log.error("box %s could not be ended: %s", name, failure)
+        for _ in range(_ENDS_MAX):
+            try:
+                await self._backend.end(name)
+                return
+            except BoxFailure as failure:
+                # After the last, the keeper's end or the sweep of the next start removes it.
+                _log.error("box %s could not be ended: %s", name, failure)
 
 
 async def _share(task: asyncio.Task[T]) -> T:
@@ -354,28 +362,25 @@ async def _share(task: asyncio.Task[T]) -> T:
         raise
 
 
+def _printed(found: Evidence) -> str:
+    return telemetry.printable((found.head + found.tail).decode("utf-8", "replace"))
+
+
+def _known(result: T | Unavailable) -> T:
+    if isinstance(result, Unavailable):
+        raise result
+    return result
+
+
+def _lost(problem: str) -> Unavailable:
+    return Unavailable(problem, field="box", way_out="open a new attempt, on another host if any")
+
+
+def _stops() -> Unavailable:
+    return Unavailable("this sandbox host stops", way_out="use another host")
+
+
 def _settle(ask: _Ask, error: MusterError) -> None:
     if not ask.answer.done():
         ask.answer.set_exception(error)
         ask.answer.exception()  # a caller that left must not make the loop complain
-
-
-def _check_setup(shown: str, evidence: Evidence) -> None:
-    if evidence.broken:
-        raise BoxFailure(evidence.broken)
-    if evidence.exit_code == 0 and not evidence.timed_out:
-        return
-    output = telemetry.printable((evidence.head + evidence.tail).decode("utf-8", "replace"))
-    if evidence.timed_out:
-        raise Exhausted(
-            "a RUN line of the task took too long",
-            field="environment/Dockerfile",
-            value=shown[:200],
-            way_out="raise sandbox.setup_timeout_s, or make the line quicker",
-        )
-    raise InvalidInput(
-        f"a RUN line of the task ended with {evidence.exit_code}: {output[-500:]}",
-        field="environment/Dockerfile",
-        value=shown[:200],
-        way_out="mend the line: boxes have no network and a read-only /usr",
-    )

@@ -102,6 +102,10 @@ class Ledger:
             self.closed = f"the box is broken ({evidence.broken})"
         return record
 
+    def lose(self, why: str) -> None:
+        """The running step's result will never be known: it stays begun, and no other may run."""
+        self.closed = why
+
     def kept(self, turn: int) -> StepRecord:
         """The answer of a step that `decide` said to repeat."""
         return self._kept[turn]

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from muster.errors import InvalidInput
 from muster.types import Limits
 
+_USUAL = Limits()
 _MEMORY_MIN = 8 << 20  # below this bash itself does not start
 
 
 def resolve(asked: Limits, task: Limits, most: Limits) -> Limits:
-    """Zero in `asked` takes the task's figure; raises InvalidInput for one out of bounds."""
-    chosen = {
-        name: getattr(asked, name) or getattr(task, name) for name in Limits.__struct_fields__
-    }
-    for name, value in chosen.items():
-        least = _MEMORY_MIN if name == "memory_bytes" else 1
-        if not least <= value <= getattr(most, name):
-            raise InvalidInput(
-                f"has to be from {least} to {getattr(most, name)} on this host",
-                field=f"limits.{name}",
-                value=value,
-                way_out=f"ask for less, or raise sandbox.{name}_max",
-            )
+    """What is granted, field by field: as asked, else the task's figure, else the usual one.
+
+    Zero stands for "not said" in `asked` and `task`. Raises InvalidInput for a figure out of
+    bounds, naming whose it is: a limit is never cut in silence, for that would change the task.
+    The usual figures alone give way to a host that has less.
+    """
+    chosen = {}
+    for name in Limits.__struct_fields__:
+        highest = getattr(most, name)
+        for figure, field in ((getattr(asked, name), f"limits.{name}"), _of_task(task, name)):
+            if figure:
+                chosen[name] = _bounded(name, figure, field, highest)
+                break
+        else:
+            chosen[name] = min(getattr(_USUAL, name), highest)
     return Limits(**chosen)
 
 
 def of_task(memory_bytes: int | None, disk_bytes: int | None) -> Limits:
-    """The defaults with what a task says itself."""
-    usual = Limits()
-    return msgspec.structs.replace(
-        usual,
-        memory_bytes=memory_bytes or usual.memory_bytes,
-        disk_bytes=disk_bytes or usual.disk_bytes,
+    """What a task says itself; zero where it says nothing."""
+    return Limits(memory_bytes or 0, 0, disk_bytes or 0, 0, 0)
+
+
+def _of_task(task: Limits, name: str) -> tuple[int, str]:
+    key = {"memory_bytes": "memory_mb", "disk_bytes": "storage_mb"}.get(name, name)
+    return getattr(task, name), f"environment.{key}"
+
+
+def _bounded(name: str, figure: int, field: str, highest: int) -> int:
+    least = _MEMORY_MIN if name == "memory_bytes" else 1
+    if least <= figure <= highest:
+        return figure
+    asker = "in task.toml" if field.startswith("environment.") else "in the job's limits"
+    raise InvalidInput(
+        f"has to be from {least} to {highest} ({name}) on this host",
+        field=field,
+        value=figure,
+        way_out=f"set another figure {asker}, or raise sandbox.{name}_max",
     )

@@ -27,7 +27,14 @@ class Verdict(Value, frozen=True):
 
 
 def read(judgement: Judgement) -> Verdict:
-    """Time limit first: what a verifier wrote before it hung counts for nothing."""
+    """Time limit first: what a verifier wrote before it hung counts for nothing.
+
+    A verifier that ends with 126 or 127 (the shell's words for "cannot run it", "not found") and
+    leaves no verdict counts as a set-up that failed, which is nobody's score: test.sh missed a
+    tool. The same codes come out of a test.sh whose last command was the agent's program, absent
+    or not executable. So a task's author must always write a verdict, and 0 first of all:
+    `echo 0 > /logs/verifier/reward.txt` as the first line (docs/tasks.md).
+    """
     evidence = judgement.evidence
     if evidence.broken:
         return Verdict(VerdictStatus.SETUP_FAILED, detail=f"verifier: {evidence.broken}")
@@ -44,11 +51,6 @@ def read(judgement: Judgement) -> Verdict:
         return Verdict(VerdictStatus.SETUP_FAILED, detail=detail)
     detail = f"test.sh ended with {evidence.exit_code} and left no verdict in /logs/verifier"
     return Verdict(VerdictStatus.INVALID, detail=detail)
-
-
-def failed(problem: str) -> Verdict:
-    """The host could not judge at all."""
-    return Verdict(VerdictStatus.SETUP_FAILED, detail=problem[:500])
 
 
 def _checked(name: str, data: bytes, reward: float | None) -> Verdict:

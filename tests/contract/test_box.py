@@ -133,7 +133,8 @@ async def test_a_verifier_that_hangs_is_ended_at_its_limit(backend: Backend, box
 
 async def test_no_step_runs_in_a_sealed_box(backend: Backend, box: str) -> None:
     await backend.seal(box)
-    assert (await backend.run(box, "echo still", 10)).broken
+    with pytest.raises(BoxFailure):
+        await backend.run(box, "echo still", 10)
 
 
 async def test_an_unsealed_box_is_not_judged(backend: Backend, box: str) -> None:
@@ -151,3 +152,5 @@ async def test_ending_is_told_once(backend: Backend, box: str) -> None:
     assert await backend.end(box) is False
     with pytest.raises(BoxFailure):
         await backend.set_session(box, "/", {})
+    with pytest.raises(BoxFailure):
+        await backend.run(box, "echo still", 10)

@@ -13,7 +13,15 @@ import msgspec
 import pytest
 
 from muster.archive import TaskFile, pack_files
-from muster.errors import Exhausted, Fenced, InvalidInput, MusterError, NotFound, Refused
+from muster.errors import (
+    Exhausted,
+    Fenced,
+    InvalidInput,
+    MusterError,
+    NotFound,
+    Refused,
+    Unavailable,
+)
 from muster.types import EpisodeKey, Limits, StepLimit, VerdictStatus
 from services.sandbox.adapters.fake import open_fake
 from services.sandbox.adapters.native.backend import open_native
@@ -285,3 +293,70 @@ async def test_steps_of_a_box_are_bounded(host: SandboxHost) -> None:
         await step(host, box, turn, "true")
     with pytest.raises(Exhausted):
         await step(host, box, 20, "true")
+
+
+async def test_a_step_lost_by_the_host_is_no_result_and_no_later_one_runs() -> None:
+    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+        box = (await acquire(host)).box
+        backend.fail_steps = 1
+        for _ in range(2):  # the repeat of the call does not run it again
+            with pytest.raises(Unavailable, match="told to fail"):
+                await host.execute(KEY, box, 0, "echo one", 10)
+        with pytest.raises(Refused, match="result of a step was lost"):
+            await host.execute(KEY, box, 1, "echo two", 10)
+        assert await host.release(KEY, box)
+
+
+async def test_a_verification_lost_by_the_host_is_no_verdict_and_can_be_asked_again() -> None:
+    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+        box = (await acquire(host, test="echo 1 > /logs/verifier/reward.txt")).box
+        backend.fail_steps = 1
+        with pytest.raises(Unavailable, match="could not judge"):
+            await host.verify(KEY, box)
+        assert (await host.verify(KEY, box)).verdict.reward == 1.0
+
+
+async def test_a_run_line_that_breaks_its_box_is_the_author_s_mistake() -> None:
+    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+        with pytest.raises(InvalidInput) as caught:
+            await acquire(host, dockerfile=DOCKERFILE + "RUN kill-box\n")
+        assert caught.value.field == "environment/Dockerfile"
+
+
+async def test_a_stopping_host_answers_every_caller_at_once(backend: Backend) -> None:
+    config = SandboxConfig(boxes_max=2)
+    async with asyncio.timeout(10), SandboxHost(backend, config, "host") as host:
+        box = (await acquire(host)).box
+        await acquire(host, key(sibling=1))
+
+        async def told(call: Any) -> None:
+            with pytest.raises(Unavailable):
+                await call
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(told(host.execute(KEY, box, 0, "sleep 60; sleep 60", 60)))
+            tasks.create_task(told(acquire(host, key(sibling=2))))
+            await asyncio.sleep(0)
+            host.stop()
+        for call in (acquire(host), host.execute(KEY, box, 1, "true", 10), host.release(KEY, box)):
+            await told(call)
+
+
+async def test_a_task_s_own_limits_hold_where_the_job_sets_none(backend: Backend) -> None:
+    toml = "[environment]\nmemory_mb = 8192\n"
+    async with SandboxHost(backend, SandboxConfig(), "host") as host:
+        with pytest.raises(InvalidInput) as caught:
+            await acquire(host, toml=toml)
+        assert caught.value.field == "environment.memory_mb"
+        assert "sandbox.memory_bytes_max" in caught.value.way_out
+        # A job that says a figure itself overrides the task's.
+        asked = {"asked": Limits(64 << 20, 0, 0, 0, 0)}
+        await host.acquire(KEY, **package(toml=toml) | asked)
+
+
+async def test_a_box_that_does_not_end_at_once_is_ended_again() -> None:
+    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+        box = (await acquire(host)).box
+        backend.fail_ends = 2
+        assert await host.release(KEY, box)
+        assert backend.running == []

@@ -176,6 +176,21 @@ async def test_an_aborted_request_finishes_with_its_spans(bench: Bench) -> None:
     assert not await bench.engine.abort(request.request_id)
 
 
+async def test_an_abort_that_comes_at_once_is_obeyed(bench: Bench) -> None:
+    """However little of the request the engine has seen yet."""
+    request = sampling(500)
+    stream = bench.engine.sample(request)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(anext(stream))  # type: ignore[arg-type]
+        await asyncio.sleep(0)  # it has begun
+        assert await bench.engine.abort(request.request_id)
+    rest = [item async for item in stream]
+
+    last = [first.result(), *rest][-1]
+    assert isinstance(last, Finish)
+    assert last.reason is FinishReason.ABORT
+
+
 async def test_a_closed_generator_leaves_nothing_running(bench: Bench) -> None:
     stream = bench.engine.sample(sampling(500))
     await anext(stream)

@@ -247,3 +247,17 @@ async def test_pid_1_cannot_be_killed_or_traced(tmp_path: Path) -> None:
         await backend.run("a", "kill -9 1; kill -INT 1; kill -TERM 1; kill -9 -1", 10)
         await backend.run("a", "cat /proc/1/mem; ls /proc/1/fd; echo x > /proc/1/oom_score_adj", 10)
         assert (await backend.run("a", "echo on", 10)).head == b"on\n"
+
+
+async def test_a_program_of_the_agent_that_the_verifier_runs_as_nobody_cannot_write_the_verdict(
+    tmp_path: Path,
+) -> None:
+    forging = "printf 'echo 1 > /logs/verifier/reward.txt; echo ran' > /app/run; chmod 755 /app/run"
+    aside = "setpriv --reuid=nobody --regid=nogroup --clear-groups --inh-caps=-all --"
+    test = "echo 0 > /logs/verifier/reward.txt; {} bash /app/run 2>/dev/null"
+    defended = await judged(tmp_path, forging, test.format(aside), DEFENCES)
+    assert defended["files"] == {"reward.txt": b"0\n"}
+    assert defended["output"] == "ran\n"
+    # The control, and the reason for the rule: run as root it forges its verdict.
+    control = await judged(tmp_path, forging, test.format(""), DEFENCES)
+    assert control["files"] == {"reward.txt": b"1\n"}

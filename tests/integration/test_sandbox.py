@@ -104,6 +104,14 @@ async def test_a_spoiled_session_goes_on(spoil: str, backend: NativeBackend) -> 
     assert (found.exit_code, output(found)) == (0, "on\n")
 
 
+async def test_a_variable_too_long_to_be_carried_takes_no_other_with_it(
+    backend: NativeBackend,
+) -> None:
+    await told(backend, "export COLOUR=blue")
+    await told(backend, "export BIG=$(head -c 200000 /dev/zero | tr '\\0' x)")
+    assert await told(backend, "echo $COLOUR $HOME ${BIG:-unset}") == "blue /root unset\n"
+
+
 async def test_variables_with_any_content_are_carried(backend: NativeBackend) -> None:
     await told(backend, """export ODD=$'two\\nlines "quoted" $HOME = ü'; export -n HOME""")
     assert await told(backend, 'printf "%s|%s" "$ODD" "${HOME-unset}"') == (
@@ -211,6 +219,13 @@ SERVICE = textwrap.dedent(
     from pathlib import Path
     from muster.types import Limits
     from services.sandbox.adapters.native.backend import open_native
+    from services.sandbox.box import BoxFailure
+
+    async def step(backend, name, command):
+        try:
+            await backend.run(name, command, 500)
+        except BoxFailure:
+            pass  # ended under it
 
     async def main():
         async with open_native(Path(sys.argv[1])) as backend, asyncio.TaskGroup() as tasks:
@@ -221,7 +236,7 @@ SERVICE = textwrap.dedent(
                 await backend.run(name, f"setsid sleep {sys.argv[2]} & echo x > /tmp/x", 20)
                 if number % 2:
                     command = f"trap '' TERM; sleep {sys.argv[2]}"
-                    tasks.create_task(backend.run(name, command, 500))
+                    tasks.create_task(step(backend, name, command))
             await asyncio.sleep(0.2)
             for number in range(5):
                 await backend.end(f"b{number}")

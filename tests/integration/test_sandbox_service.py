@@ -16,12 +16,13 @@ from redis.asyncio import Redis
 
 from muster import codec, rpc
 from muster.archive import TaskFile, pack_files
-from muster.errors import Fenced, InvalidInput, NotFound
+from muster.errors import Fenced, InvalidInput, NotFound, Unavailable
 from muster.registry import Entry, Registry
 from muster.types import EpisodeKey
 from muster.v1 import common_pb2, sandbox_pb2
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub, add_SandboxServiceServicer_to_server
 from services.sandbox.adapters.fake import open_fake
+from services.sandbox.adapters.native.backend import open_native
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
 from services.sandbox.server import SERVICE_NAME, SandboxServicer
@@ -144,4 +145,70 @@ async def test_the_process_announces_itself_serves_and_stops(
         await process.communicate()
     assert process.returncode == 0
     assert await Registry(redis, run).list("sandbox") == []
+    assert not (tmp_path / "boxes").exists()
+
+
+def first_child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()[0])
+
+
+async def in_a_step(stub: SandboxServiceAsyncStub, callers: asyncio.TaskGroup) -> None:
+    """A box in the middle of a step that nothing but a kill would end; its caller is told so."""
+    episode = codec.key_to_pb(KEY)
+    asking = sandbox_pb2.AcquireBoxRequest(episode=episode, task=task())
+    box = (await stub.AcquireBox(asking, timeout=30)).box
+    begun = "trap '' TERM; setsid sleep 100 & echo on > begun"
+    first = sandbox_pb2.ExecRequest(episode=episode, box=box, turn=0, command=begun, timeout_s=20)
+    await stub.Exec(first, timeout=30)
+    endless = sandbox_pb2.ExecRequest(
+        episode=episode, box=box, turn=1, command="trap '' TERM; sleep 100", timeout_s=100
+    )
+
+    async def call() -> None:
+        with pytest.raises(Unavailable), rpc.calling("exec"):
+            await stub.Exec(endless, timeout=120)
+
+    callers.create_task(call())
+    await asyncio.sleep(0.2)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root")
+async def test_a_stop_does_not_wait_for_steps(
+    tmp_path: Path, redis: Redis, redis_url: str, run: str
+) -> None:
+    process = await started(tmp_path, redis_url, run)
+    entry = await announced(redis, run, process)
+    async with (
+        asyncio.timeout(60),
+        rpc.channel(entry.address) as channel,
+        asyncio.TaskGroup() as callers,
+    ):
+        await in_a_step(SandboxServiceStub(channel), callers)
+        process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    assert process.returncode == 0  # past its limit for a stop, it would exit hard with 1
+    assert not (tmp_path / "boxes").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root")
+async def test_the_process_ends_with_its_keeper_and_says_so(
+    tmp_path: Path, redis: Redis, redis_url: str, run: str
+) -> None:
+    process = await started(tmp_path, redis_url, run)
+    entry = await announced(redis, run, process)
+    async with (
+        asyncio.timeout(60),
+        rpc.channel(entry.address) as channel,
+        asyncio.TaskGroup() as callers,
+    ):
+        await in_a_step(SandboxServiceStub(channel), callers)
+        os.kill(first_child(process.pid), signal.SIGKILL)
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert said.decode().splitlines()[-1].startswith("sandbox: the keeper of the boxes has gone")
+    assert await Registry(redis, run).list("sandbox") == []
+    async with open_native(tmp_path / "boxes"):
+        pass  # the next start sweeps the groups that the killed keeper left
     assert not (tmp_path / "boxes").exists()

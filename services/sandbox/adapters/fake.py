@@ -32,6 +32,8 @@ class FakeBackend:
     def __init__(self) -> None:
         self._boxes: dict[str, _Box] = {}
         self.fail_starts = 0  # the next so many starts fail
+        self.fail_ends = 0  # and ends: the box stays
+        self.fail_steps = 0  # and steps, a verifier's too: their results are lost
 
     @property
     def running(self) -> list[str]:
@@ -58,13 +60,17 @@ class FakeBackend:
         shell.cwd, shell.env = cwd, dict(env)
 
     async def run(self, box: str, command: str, timeout_s: float) -> Evidence:
-        found = self._boxes.get(box)
-        if found is None or found.sealed or found.broken:
-            why = "the box has ended" if found is None or found.sealed else found.broken
-            return Evidence(exit_code=137, broken=why)
+        found = self._live(box)
+        if found.sealed:
+            raise BoxFailure(f"{box} is sealed")
+        if found.broken:
+            return Evidence(exit_code=137, broken=found.broken)
         return await self._run(found, command, timeout_s)
 
     async def _run(self, box: _Box, command: str, timeout_s: float) -> Evidence:
+        if self.fail_steps:
+            self.fail_steps -= 1
+            raise BoxFailure("told to fail")
         before = msgspec.json.encode((box.shell.cwd, box.shell.env))
         try:
             result = box.shell.run(command, timeout_s)
@@ -114,6 +120,9 @@ class FakeBackend:
         return Judgement(evidence, found)
 
     async def end(self, box: str) -> bool:
+        if self.fail_ends:
+            self.fail_ends -= 1
+            raise BoxFailure("told to fail")
         return self._boxes.pop(box, None) is not None
 
 

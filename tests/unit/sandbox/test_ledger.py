@@ -81,3 +81,12 @@ def test_a_broken_box_runs_nothing_more_but_keeps_its_answers() -> None:
 )
 def test_the_limit_is_told_from_the_evidence(evidence: Evidence, limit: StepLimit) -> None:
     assert which_limit(evidence) is limit
+
+
+def test_a_lost_step_stays_begun_and_closes_the_box() -> None:
+    ledger = Ledger()
+    ledger.begin(0, "echo one")
+    ledger.lose("the host died")
+    assert ledger.decide(0, "echo one") is Decision.WAIT
+    with pytest.raises(Refused, match="the host died"):
+        ledger.decide(1, "echo two")

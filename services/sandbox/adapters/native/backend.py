@@ -1,7 +1,8 @@
 """Native boxes behind the contract of `services.sandbox.box.Backend`.
 
-Owns: the keeper process and one channel to each box. Promise: a step whose PID 1 does not answer
-in time ends the whole box (evidence `broken`); a failed start leaves nothing; closing ends all.
+Owns: the keeper process and one channel to each box. Promise: a box is told as broken only when
+its PID 1 says that its agent broke it; a PID 1 that is late or gone is BoxFailure; a failed start
+leaves nothing; closing ends all; a keeper that dies ends the backend's block with Unavailable.
 Does not cover: how a box is built (keeper.py), how a step runs (boxinit.py).
 """
 
@@ -15,14 +16,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from muster import telemetry
 from muster.errors import HostUnfit
 from muster.types import Limits
-from services.sandbox.adapters.native.client import Channel, KeeperProcess
+from services.sandbox.adapters.native.channel import Channel
+from services.sandbox.adapters.native.client import KeeperProcess, Patience
 from services.sandbox.adapters.native.spawn import DEFENCES
 from services.sandbox.box import BoxFailure, Evidence, Judgement, JudgeSpec, PutFile
 
+_log = telemetry.logger("muster.sandbox")
 _START_WAIT_S = 20.0
-_GRACE_S = 12.0  # PID 1 gets this long beyond a step's limit before the box counts as broken
+_GRACE_S = 12.0  # PID 1 gets this long beyond a step's limit before the box counts as lost
 _PUT_BYTES = 4 << 20
 
 
@@ -57,14 +61,14 @@ class NativeBackend:
         channel = self._channels[box] = Channel(own)
         self._limits[box] = limits
         try:
-            await self._keeper.call(request, fd=theirs.fileno())
+            await self._keeper.ask(request, fd=theirs.fileno())
             theirs.close()
             first = await channel.receive(_START_WAIT_S)
             if "error" in first:
                 raise BoxFailure(str(first["error"])[:2000])
         except BaseException:
             theirs.close()
-            await self.end(box)
+            await self._discard(box)
             raise
 
     async def put(self, box: str, files: tuple[PutFile, ...]) -> None:
@@ -98,16 +102,13 @@ class NativeBackend:
         return await self._run(box, {"command": command}, timeout_s)
 
     async def _run(self, box: str, what: dict[str, Any], timeout_s: float) -> Evidence:
-        output_bytes = self._limits[box].output_bytes
+        channel, output_bytes = self._channel(box), self._limits[box].output_bytes
         request = {"op": "run", "timeout_s": timeout_s, "output_bytes": output_bytes} | what
-        try:
-            answer, blob = await self._channel(box).call(request, wait_s=timeout_s + _GRACE_S)
-            return _evidence(answer, blob, output_bytes)
-        except BoxFailure as error:
-            return Evidence(exit_code=137, broken=str(error))
+        answer, blob = await channel.call(request, wait_s=timeout_s + _GRACE_S)
+        return _evidence(answer, blob, output_bytes)
 
     async def seal(self, box: str) -> None:
-        await self._keeper.call({"op": "seal", "box": box})
+        await self._keeper.ask_until_done({"op": "seal", "box": box})
         self._channel(box).close()
 
     async def judge(self, box: str, spec: JudgeSpec) -> Judgement:
@@ -119,23 +120,31 @@ class NativeBackend:
             session = {"op": "session", "cwd": spec.cwd, "env": spec.env, "make_cwd": False}
             await self._ask(name, session)
             evidence = await self._run(name, {"script": spec.script}, spec.timeout_s)
-            answer, blob = await self._keeper.call({"op": "verdict", "box": name})
+            answer, blob = await self._keeper.ask_until_done({"op": "verdict", "box": name})
             return _judgement(evidence, answer["files"], blob)
         finally:
-            await self.end(name)
+            await self._discard(name)
+
+    async def _discard(self, box: str) -> None:
+        """End a box on the way out of something else, which is what the caller hears of."""
+        try:
+            await self.end(box)
+        except BoxFailure as failure:
+            _log.error("box %s could not be ended: %s", box, failure)
 
     async def end(self, box: str) -> bool:
-        # The keeper first: a call in flight then sees the end of its socket, not a closed one.
-        answer, _ = await self._keeper.call({"op": "end", "box": box})
-        channel = self._channels.pop(box, None)
-        self._limits.pop(box, None)
-        if channel:
-            channel.close()
-        return bool(answer["existed"])
+        try:
+            answer, _ = await self._keeper.ask_until_done({"op": "end", "box": box})
+            return bool(answer["existed"])
+        finally:
+            # Only now: a call in flight sees the end of its socket, not a closed one.
+            channel = self._channels.pop(box, None)
+            self._limits.pop(box, None)
+            if channel:
+                channel.close()
 
-    async def close(self) -> None:
-        """The keeper ends, and every box with it."""
-        await self._keeper.stop()
+    def close(self) -> None:
+        """Let go of the boxes, which have ended with the keeper."""
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
@@ -143,9 +152,16 @@ class NativeBackend:
 
 def _evidence(answer: dict[str, Any], blob: bytes, output_bytes: int) -> Evidence:
     """Check an answer of PID 1: types and bounds, then believe the figures."""
-    if "error" in answer or "broken" in answer:
-        return Evidence(exit_code=137, broken=str(answer.get("broken", answer.get("error")))[:500])
+    if "error" in answer:
+        raise BoxFailure(str(answer["error"])[:2000])
     try:
+        if "broken" in answer:
+            return Evidence(
+                exit_code=137,
+                broken=str(answer["broken"])[:500],
+                oom_kills=max(0, int(answer["oom_kills"])),
+                pids_refused=max(0, int(answer["pids_refused"])),
+            )
         head = max(0, min(int(answer["head"]), len(blob)))
         return Evidence(
             exit_code=int(answer["exit_code"]) & 0xFF,
@@ -182,10 +198,14 @@ def instance_of(runtime_dir: Path) -> str:
 
 @asynccontextmanager
 async def open_native(
-    runtime_dir: Path, *, defences: frozenset[str] = DEFENCES
+    runtime_dir: Path,
+    *,
+    defences: frozenset[str] = DEFENCES,
+    patience: Patience | None = None,
 ) -> AsyncIterator[NativeBackend]:
     """A backend whose boxes all end with the block. Raises HostUnfit saying what to do.
 
+    When the keeper dies within the block, the block is cancelled and ends with Unavailable.
     `defences` is for the tests that show what each one stops; no configuration reaches it.
     """
     if os.geteuid() != 0:
@@ -203,10 +223,11 @@ async def open_native(
             value=runtime_dir,
             way_out="choose another folder",
         )
-    keeper = KeeperProcess(runtime_dir, instance_of(runtime_dir))
+    keeper = KeeperProcess(runtime_dir, instance_of(runtime_dir), patience or Patience())
     await keeper.ready()
     backend = NativeBackend(keeper, defences)
     try:
-        yield backend
+        async with keeper.serving():
+            yield backend
     finally:
-        await backend.close()
+        backend.close()

@@ -18,8 +18,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.sandbox.adapters.native import wire
-from services.sandbox.adapters.native.confine import Rules, Shell, become
+from services.sandbox.adapters.native import blame, wire
+from services.sandbox.adapters.native.confine import BASH, Rules, Shell, become
 from services.sandbox.adapters.native.spool import Spool
 
 _STATE_MAX = 256 << 10
@@ -135,9 +135,9 @@ class Init:
             os.unlink("state", dir_fd=self._doors.state)
         except OSError:
             pass  # absent, or a folder that the agent made: then nothing is carried over
-        failure = self._launch(request)
-        if failure:
-            return {"broken": failure}, b""
+        refusal = self._launch(request)
+        if refusal:
+            return refusal, b""
         step = self._step
         assert step is not None
         while step.status is None:
@@ -145,10 +145,10 @@ class Init:
             if left <= 0 and not step.timed_out:
                 step.timed_out = True
                 if not self._kill_step(step):
-                    return {"broken": "processes of the step could not be ended"}, b""
+                    return {"error": "processes of the step did not end in time"}, b""
                 left = _KILL_WAIT_S
             elif left <= -_KILL_WAIT_S:
-                return {"broken": "the step's shell could not be ended"}, b""
+                return {"error": "the step's shell did not end in time"}, b""
             if not self._wait(max(left, 0.01) if left > 0 else 0.01):
                 raise SystemExit(0)  # the service is gone, and the box with it
         wall = time.monotonic() - step.began
@@ -178,8 +178,8 @@ class Init:
             "head": len(step.spool.head),
         }
 
-    def _launch(self, request: dict[str, Any]) -> str:
-        """Fork the step's shell; a reason when the box can run nothing any more."""
+    def _launch(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Fork the step's shell; empty, or the answer that says why there is none."""
         self._launched += 1
         leaf = f"t{self._launched}"
         os.mkdir(leaf, dir_fd=self._doors.group)
@@ -194,18 +194,28 @@ class Init:
             become(self._shell(request, leaf, out_write, failed_write), self._rules)
         os.close(out_write)
         os.close(failed_write)
-        failure = os.read(failed_read, 500).decode("utf-8", "replace")
+        failure = os.read(failed_read, 500)
         os.close(failed_read)
         if failure:
             os.waitpid(pid, 0)
             os.close(out_read)
             self._remove_leaf(leaf)
-            return failure
+            return self._blame(failure, oom, pids)
         self._step = _Running(
             pid, leaf, out_read, Spool(int(request["output_bytes"])), began,
             began + float(request["timeout_s"]), oom, pids, children,
         )  # fmt: skip
-        return ""
+        return {}
+
+    def _blame(self, failure: bytes, oom_before: int, pids_before: int) -> dict[str, Any]:
+        """A shell that did not start: `broken` when that is the agent's doing, else `error`."""
+        stage, number, text = blame.read(failure)
+        oom = self._count(self._doors.oom, "oom_kill") - oom_before
+        pids = self._count(self._doors.pids, "max") - pids_before
+        there = os.access(BASH, os.X_OK)
+        if blame.by_agent(stage, number, shell_there=there, limit_struck=oom + pids > 0):
+            return {"broken": text, "oom_kills": oom, "pids_refused": pids}
+        return {"error": text}
 
     def _shell(self, request: dict[str, Any], leaf: str, out: int, failed: int) -> Shell:
         script = request.get("script")
@@ -347,5 +357,6 @@ class Init:
         env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         self._session = _Session(
             cwd if cwd.startswith("/") else self._session.cwd,
-            {k: v for k, v in env.items() if k and k not in _NOT_CARRIED},
+            # Nothing at all: `env` itself did not start, for a variable over 128 KiB.
+            {k: v for k, v in env.items() if k and k not in _NOT_CARRIED} or self._session.env,
         )

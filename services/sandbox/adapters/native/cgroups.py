@@ -12,6 +12,7 @@ hierarchy has the controller. Standard library only; runs in the keeper and in t
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import dataclass
@@ -229,21 +230,30 @@ class BoxGroups:
     def pids_counter(self) -> str:
         return os.path.join(self.pids, "agent", "pids.events")
 
-    def kill_left(self) -> None:
-        """SIGKILL what is left of the box and wait for the end of it."""
-        kill_all(self.kill)
+    def kill_left(self, wait_s: float) -> bool:
+        """SIGKILL what is left of the box; False when something lives on after `wait_s`."""
+        try:
+            kill_all(self.kill, wait_s)
+        except TimeoutError:
+            return False
+        return True
 
-    def remove(self) -> None:
-        """Kill what is left and remove the directories; OSError when something will not die."""
-        self.kill_left()
-        for directory in dict.fromkeys((self.kill, self.memory, self.pids)):
-            remove_tree(directory)
+    def remove(self, wait_s: float) -> bool:
+        """Remove the directories of an ended box; False when the kernel still holds one."""
+        try:
+            for directory in dict.fromkeys((self.kill, self.memory, self.pids)):
+                remove_tree(directory, wait_s)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
 
 
-def kill_all(directory: str) -> None:
-    """SIGKILL every process below `directory` and wait until none is left."""
+def kill_all(directory: str, wait_s: float = _FAR) -> None:
+    """SIGKILL every process below `directory` and wait until none is left; TimeoutError."""
     _write_if_there(os.path.join(directory, "cgroup.kill"), "1")
-    deadline = time.monotonic() + _FAR
+    deadline = time.monotonic() + wait_s
     while pids := _pids_below(directory):
         if not os.path.exists(os.path.join(directory, "cgroup.kill")):
             for pid in pids:  # a v1 directory: no kill file, one by one
@@ -253,11 +263,11 @@ def kill_all(directory: str) -> None:
         time.sleep(0.001)
 
 
-def remove_tree(directory: str) -> int:
-    """Remove empty groups from the bottom up; how many were removed."""
+def remove_tree(directory: str, wait_s: float = _FAR) -> int:
+    """Remove empty groups from the bottom up; how many were removed. OSError after `wait_s`."""
     count = 0
     for path, _, _ in os.walk(directory, topdown=False):
-        deadline = time.monotonic() + _FAR
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 os.rmdir(path)

@@ -1,7 +1,10 @@
-"""The service's side of the keeper and of PID 1 of each box: frames over sockets, in asyncio.
+"""The keeper as the service sees it: a child process, asked one thing at a time, in order.
 
-Promise: what comes from a box is checked for type and bounds before use; a peer that ends or
-speaks nonsense is BoxFailure, never a hang: every wait has a limit.
+Owns: the queue in front of it. Promise: a request that waits too long for its turn fails alone;
+one that has begun is carried through whether its caller still waits or not, so question and
+answer never get out of step; a keeper that dies or does not answer ends `serving` with
+Unavailable, and with it the service: nothing can be known about its boxes any more, and a new
+keeper sweeps what is left of them.
 """
 
 from __future__ import annotations
@@ -11,95 +14,59 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import services
-from muster.errors import HostUnfit
-from services.sandbox.adapters.native import wire
+from muster import telemetry
+from muster.clock import monotonic
+from muster.errors import HostUnfit, Unavailable
+from services.sandbox.adapters.native.channel import Channel
 from services.sandbox.box import BoxFailure
 
+_log = telemetry.logger("muster.sandbox")
 _START = "from services.sandbox.adapters.native.keeper import main; import sys; "
-_KEEPER_WAIT_S = 30.0
+_READY_WAIT_S = 30.0
+_QUEUE_MAX = 16384  # several requests for each of the 4096 boxes that a host may have
+_PAUSE_S = (0.005, 0.1)  # between two questions whether a box has ended: first, longest
+_GONE = "the keeper of the boxes has gone"
+
+Answer = tuple[dict[str, Any], bytes]
 
 
-class Channel:
-    """One request at a time over one socket."""
+@dataclass
+class Patience:
+    """How long, in seconds."""
 
-    def __init__(self, own: socket.socket):
-        own.setblocking(False)
-        self._own = own
-        self._turn = asyncio.Lock()
-        self._read = bytearray()
-        self._owed = 0  # answers to callers that left before theirs came
+    turn_s: float = 20.0  # a request waits for its turn
+    answer_s: float = 30.0  # the keeper takes for one request; longer, and it counts as hung
+    end_s: float = 30.0  # the processes of a box take to end
+    stop_s: float = 30.0  # the keeper may take to end all boxes before it is left alone with it
 
-    async def call(
-        self, request: dict[str, Any], blob: bytes = b"", *, wait_s: float, fd: int = -1
-    ) -> tuple[dict[str, Any], bytes]:
-        """Send and wait for the answer; raises BoxFailure when there is none in `wait_s`.
 
-        A caller may be cancelled: its answer is then read and dropped by the next one.
-        """
-        try:
-            async with asyncio.timeout(wait_s), self._turn:
-                await self._send(wire.encode(request, blob), fd)
-                self._owed += 1
-                while True:
-                    answer = await self._receive()
-                    self._owed -= 1
-                    if self._owed == 0:
-                        return answer
-        except TimeoutError:
-            self.close()
-            raise BoxFailure(f"no answer to {request.get('op')!r} in {wait_s:g} s") from None
-        except (OSError, EOFError, wire.ProtocolError) as error:
-            self.close()
-            raise BoxFailure(f"{request.get('op')!r} failed: {error or 'peer gone'}") from error
+class _Asked:
+    """A request in the queue; `answer` is cancelled when its caller has gone."""
 
-    async def receive(self, wait_s: float) -> dict[str, Any]:
-        """The first frame, which comes unasked."""
-        try:
-            async with asyncio.timeout(wait_s):
-                return (await self._receive())[0]
-        except TimeoutError:
-            raise BoxFailure(f"not ready after {wait_s:g} s") from None
-        except (OSError, EOFError, wire.ProtocolError) as error:
-            raise BoxFailure(f"did not start: {error or 'ended at once'}") from error
+    def __init__(self, request: dict[str, Any], fd: int):
+        self.request, self.fd, self.begun = request, fd, asyncio.Event()
+        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
-    async def _send(self, frame: bytes, fd: int) -> None:
-        if self._own.fileno() < 0:
-            raise EOFError("closed")
-        if fd >= 0:
-            sent = socket.send_fds(self._own, [frame], [fd])
-            frame = frame[sent:]
-        await asyncio.get_running_loop().sock_sendall(self._own, frame)
-
-    async def _receive(self) -> tuple[dict[str, Any], bytes]:
-        header, blob = wire.sizes(await self._buffered(wire.PREFIX.size))
-        whole = await self._buffered(wire.PREFIX.size + header + blob)
-        del self._read[: len(whole)]
-        text = whole[wire.PREFIX.size : wire.PREFIX.size + header]
-        return wire.decode(text), whole[wire.PREFIX.size + header :]
-
-    async def _buffered(self, count: int) -> bytes:
-        """The first `count` bytes, left in the buffer: a cancelled reader loses nothing."""
-        loop = asyncio.get_running_loop()
-        while len(self._read) < count:
-            part = await loop.sock_recv(self._own, 1 << 18)
-            if not part:
-                raise EOFError("the peer has ended")
-            self._read += part
-        return bytes(self._read[:count])
-
-    def close(self) -> None:
-        """The peer sees the end of its socket and ends."""
-        self._own.close()
+    def settle(self, result: Answer | BoxFailure) -> None:
+        if self.answer.done():
+            return
+        if isinstance(result, BoxFailure):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
 
 
 class KeeperProcess:
     """The keeper as a child process of the service."""
 
-    def __init__(self, runtime_dir: Path, instance: str):
+    def __init__(self, runtime_dir: Path, instance: str, patience: Patience):
         own, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         root = Path(services.__file__).resolve().parent.parent
@@ -116,7 +83,10 @@ class KeeperProcess:
             env={},
         )
         theirs.close()
-        self._channel = Channel(own)
+        self._channel, self._patience = Channel(own), patience
+        self._queue: asyncio.Queue[_Asked] = asyncio.Queue(_QUEUE_MAX)
+        self._lost = ""  # why nothing can be asked any more
+        self._ended = asyncio.Event()
 
     @property
     def pid(self) -> int:
@@ -125,7 +95,7 @@ class KeeperProcess:
     async def ready(self) -> int:
         """Wait until it can make boxes; how many leftover groups it swept. Raises HostUnfit."""
         try:
-            first = await self._channel.receive(_KEEPER_WAIT_S)
+            first = await self._channel.receive(_READY_WAIT_S)
         except BoxFailure as error:
             await self.stop()
             raise HostUnfit(
@@ -138,18 +108,111 @@ class KeeperProcess:
             )
         return int(first["swept"])
 
-    async def call(self, request: dict[str, Any], fd: int = -1) -> tuple[dict[str, Any], bytes]:
-        """One request; raises BoxFailure with the keeper's words."""
-        answer, blob = await self._channel.call(request, wait_s=_KEEPER_WAIT_S, fd=fd)
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Requests are answered within the block; it ends with Unavailable when the keeper does."""
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                mine = [tasks.create_task(self._pump()), tasks.create_task(self._watch())]
+                try:
+                    yield
+                except Exception as error:  # noqa: BLE001 - raised below, outside of the group
+                    failure = error
+                finally:
+                    for task in mine:
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from failure
+        finally:
+            await self.stop()  # outside: the group may cancel us until its very end
+        if failure is not None:
+            raise failure
+
+    async def ask(self, request: dict[str, Any], fd: int = -1) -> Answer:
+        """One request; raises BoxFailure with the keeper's words. `fd` stays the caller's."""
+        asked = _Asked(request, fd)
+        try:
+            if self._lost:
+                raise BoxFailure(self._lost)
+            self._queue.put_nowait(asked)
+            async with asyncio.timeout(self._patience.turn_s):
+                await asked.begun.wait()
+        except asyncio.QueueFull:
+            raise BoxFailure(f"{_QUEUE_MAX} requests wait for the keeper already") from None
+        except TimeoutError:
+            if not asked.begun.is_set():
+                asked.answer.cancel()
+                problem = f"the keeper was busy for {self._patience.turn_s:g} s"
+                raise BoxFailure(problem) from None
+        except BaseException:
+            asked.answer.cancel()
+            raise
+        answer, blob = await asked.answer
         if "error" in answer:
             raise BoxFailure(str(answer["error"])[:2000])
         return answer, blob
 
-    async def stop(self) -> None:
-        """Let it end every box and itself; SIGKILL when it does not in time."""
-        self._channel.close()
+    async def ask_until_done(self, request: dict[str, Any]) -> Answer:
+        """The same for what ends processes: asked again while the answer is `pending`."""
+        pause, longest = _PAUSE_S
+        deadline = monotonic() + self._patience.end_s
+        while True:
+            answer, blob = await self.ask(request)
+            if not answer.get("pending"):
+                return answer, blob
+            if monotonic() > deadline:
+                raise BoxFailure(f"processes did not end in {self._patience.end_s:g} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _pump(self) -> None:
+        """Carry requests to the keeper, one after the other, until it fails or we are cancelled."""
+        asked: _Asked | None = None
         try:
-            await asyncio.to_thread(self._process.wait, _KEEPER_WAIT_S)
-        except subprocess.TimeoutExpired:
+            while True:
+                asked = await self._queue.get()
+                if asked.answer.cancelled():
+                    continue
+                asked.begun.set()
+                asked.settle(
+                    await self._channel.call(
+                        asked.request, wait_s=self._patience.answer_s, fd=asked.fd
+                    )
+                )
+        except BoxFailure as failure:
+            self._lost = f"{_GONE}: {failure}"
+            self._ended.set()
+        finally:
+            self._lost = self._lost or "this sandbox host stops"
+            waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+            for each in [asked, *waiting] if asked else waiting:
+                each.begun.set()
+                each.settle(BoxFailure(self._lost))
+
+    async def _watch(self) -> None:
+        """Raise Unavailable when the keeper ends, be it asked something at that time or not."""
+        loop = asyncio.get_running_loop()
+        handle = os.pidfd_open(self._process.pid)
+        loop.add_reader(handle, self._ended.set)
+        try:
+            await self._ended.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+        status = self._process.poll()
+        if status is not None:
+            self._lost = f"{_GONE}: it ended with status {status}"
+        _log.error("%s; this sandbox host ends, and its boxes have", self._lost)
+        raise Unavailable(self._lost, way_out="start the sandbox again: it sweeps what is left")
+
+    async def stop(self) -> None:
+        """Let it end every box and itself; one that does not answer is killed, and its boxes."""
+        self._channel.close()
+        if self._lost.startswith(_GONE):
             self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+        try:
+            await asyncio.to_thread(self._process.wait, self._patience.stop_s)
+        except subprocess.TimeoutExpired:
+            # It goes on without us, as after a SIGKILL of the service.
+            _log.warning("boxes still end after %g s; their keeper goes on", self._patience.stop_s)

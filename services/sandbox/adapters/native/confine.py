@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import NoReturn
 
+from services.sandbox.adapters.native import blame
 from services.sandbox.adapters.native import syscalls as sc
 
 BASH = "/usr/bin/bash"
@@ -44,13 +45,13 @@ class Shell:
 
 def become(shell: Shell, rules: Rules) -> NoReturn:
     """Only in a forked child."""
-    what = "entering the step's cgroups"
+    what = blame.ENTER
     try:
         flags = os.O_WRONLY | os.O_CLOEXEC
         procs = os.open(f"{shell.leaf}/cgroup.procs", flags, dir_fd=shell.group)
         for handle in (procs, *shell.joins):
             os.write(handle, b"0")
-        what = "preparing the shell"
+        what = blame.PREPARE
         signal.set_wakeup_fd(-1)
         for number in set(range(1, signal.NSIG)) - _UNTOUCHABLE:
             signal.signal(number, signal.SIG_DFL)
@@ -66,10 +67,11 @@ def become(shell: Shell, rules: Rules) -> NoReturn:
             sc.drop_capabilities(rules.caps)
         if rules.filter is not None:
             sc.install_filter(rules.filter)
-        what = f"starting {BASH}"
+        what = blame.EXEC
         os.execve(BASH, shell.arguments, env)
     except BaseException as error:  # noqa: BLE001 - a forked child must never return
-        os.write(shell.failed, f"{what}: {error}".encode()[:500])
+        number = error.errno if isinstance(error, OSError) and error.errno else 0
+        os.write(shell.failed, blame.told(what, number, str(error)))
     finally:
         os._exit(127)
 

@@ -1,14 +1,17 @@
 """The process that makes and ends boxes: one thread, a private mount namespace, blocking calls.
 
 Owns: the instance's stage (a tmpfs that only this process and boxes see), its cgroups, and PID 1
-of every box as its child. Promise: when its socket to the service closes, by a stop or by
-SIGKILL, it ends every box and removes every cgroup; what a killed keeper leaves is empty groups,
-and the next one sweeps them. A second keeper of the same instance is refused by a file lock.
+of every box as its child. Promise: no request holds up the others for long (an end that takes its
+time is answered `pending`, to be asked again); when its socket to the service closes, by a stop or
+by SIGKILL, it ends every box and removes every cgroup; what a killed keeper leaves is empty
+groups, and the next one sweeps them. A second keeper of the same instance is refused by a file
+lock.
 Does not cover: what runs in a box (boxinit.py). Standard library only.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -26,7 +29,8 @@ from services.sandbox.adapters.native.verdictfile import read_verdict
 
 _BASE, _ROOT = "base", "root"  # below the stage; boxes are named otherwise
 _QUIET = sc.MS_NOSUID | sc.MS_NODEV
-_END_WAIT_S = 10.0
+_PATIENCE_S = 0.005  # how long one request may wait for processes to end
+_END_WAIT_S = 10.0  # the same at the keeper's own end
 
 
 class Keeper:
@@ -77,9 +81,12 @@ class Keeper:
 
     def close(self) -> None:
         """End everything and leave nothing."""
+        for box in self._boxes.values():
+            _kill(box)  # all at once: they end while we tidy up after the first
         for name in list(self._boxes):
             try:
-                self._end(name)
+                if not self._end(name, _END_WAIT_S):
+                    raise TimeoutError(f"not ended in {_END_WAIT_S:g} s")
             except OSError as error:
                 # The others end all the same; what is left of this one, the next keeper sweeps.
                 print(f"muster-keeper: box {name}: {error}", file=sys.stderr)  # noqa: T201
@@ -120,14 +127,22 @@ class Keeper:
             self._start(box, request, fd)
         elif op == "judge":
             self._start_verifier(box, str(request["of"]), request, fd)
-        elif op == "seal":
-            self._stop(self._boxes[box])
-        elif op == "verdict":
-            self._stop(self._boxes[box])
-            return read_verdict(self._boxes[box].layers.verdict)
         elif op == "end":
-            return {"existed": self._end(box)}, b""
+            if box not in self._boxes:
+                return {"existed": False}, b""
+            return ({"existed": True} if self._end(box) else {"pending": True}), b""
+        elif op in ("seal", "verdict"):
+            found = self._known(box)
+            if not self._stop(found):
+                return {"pending": True}, b""
+            if op == "verdict":
+                return read_verdict(found.layers.verdict)
         return {"ok": True}, b""
+
+    def _known(self, name: str) -> Box:
+        if name not in self._boxes:
+            raise OSError(errno.ENOENT, f"there is no box {name}")
+        return self._boxes[name]
 
     def _start(self, name: str, request: dict[str, Any], fd: int) -> None:
         defences = frozenset(request["defences"])
@@ -139,9 +154,9 @@ class Keeper:
     def _start_verifier(self, name: str, agent: str, request: dict[str, Any], fd: int) -> None:
         """A fresh box over the sealed files of `agent`, whose processes have all ended."""
         defences = frozenset(request["defences"])
-        sealed = self._boxes[agent]
+        sealed = self._known(agent)
         if sealed.pid:
-            raise OSError(16, f"{agent} is not sealed")
+            raise OSError(errno.EBUSY, f"{agent} is not sealed")
         box = self._make(name, request, defences)
         if "verdict" in defences:
             verdict = os.path.join(name, "verdict")
@@ -159,7 +174,7 @@ class Keeper:
     def _make(self, name: str, request: dict[str, Any], defences: frozenset[str]) -> Box:
         """Cgroups, and a tmpfs with the box's disk limit; `_end` undoes any part of it."""
         if name in self._boxes:
-            raise OSError(17, f"box {name} exists")
+            raise OSError(errno.EEXIST, f"box {name} exists")
         box = self._boxes[name] = Box(name, _BASE, self._tree.groups(name), _layers(name, _BASE))
         memory = int(request["memory_bytes"]) if "memory" in defences else 0
         pids = int(request["pids"]) if "pids" in defences else 0
@@ -183,24 +198,31 @@ class Keeper:
         finally:
             sc.setns(self._own_pids, sc.CLONE_NEWPID)
 
-    def _stop(self, box: Box) -> None:
-        """End every process of a box: when its PID 1 has been reaped, none is left."""
-        if box.pid:
-            _kill_and_reap(box.pid)
-            box.pid = 0
-            box.groups.kill_left()
+    def _stop(self, box: Box, wait_s: float = _PATIENCE_S) -> bool:
+        """End every process of a box; True once none is left.
 
-    def _end(self, name: str) -> bool:
-        box = self._boxes.get(name)
-        if box is None:
+        When its PID 1 has been reaped, its whole pid namespace is gone.
+        """
+        if box.pid:
+            _kill(box)
+            if not _ended(box.pid, wait_s):
+                return False
+            os.waitpid(box.pid, 0)
+            box.pid = 0
+        return box.groups.kill_left(wait_s)
+
+    def _end(self, name: str, wait_s: float = _PATIENCE_S) -> bool:
+        """Remove all of a box; False when its end takes longer than `wait_s`: ask again."""
+        box = self._boxes[name]
+        if not self._stop(box, wait_s):
             return False
-        self._stop(box)
         for path in (os.path.join(box.folder, "verdict"), box.folder):
             if os.path.ismount(path):
                 sc.unmount(path)
         if os.path.isdir(box.folder):
             os.rmdir(box.folder)
-        box.groups.remove()
+        if not box.groups.remove(wait_s):
+            return False
         del self._boxes[name]
         return True
 
@@ -210,16 +232,19 @@ def _layers(name: str, lower: str, verdict: str = "") -> rootfs.Layers:
     return rootfs.Layers(_ROOT, lower, f"{name}/upper", f"{name}/work", verdict)
 
 
-def _kill_and_reap(pid: int) -> None:
-    """SIGKILL our child and wait until it, and so its whole pid namespace, is gone."""
+def _kill(box: Box) -> None:
+    """SIGKILL its PID 1, our child, and with it the whole pid namespace; waits for nothing."""
+    if box.pid:
+        os.kill(box.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+
+
+def _ended(pid: int, wait_s: float) -> bool:
+    """Whether our child has ended within `wait_s`."""
     handle = os.pidfd_open(pid)
     try:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        if not poll.poll(_END_WAIT_S * 1000):
-            raise TimeoutError(f"PID 1 of a box ({pid}) did not end in {_END_WAIT_S} s")
-        os.waitpid(pid, 0)
+        return bool(poll.poll(wait_s * 1000))
     finally:
         os.close(handle)
 
