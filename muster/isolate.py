@@ -1,7 +1,7 @@
 """Let a process and everything it starts be ended as one, whatever ends it.
 
 Owns: `enter`, to be called first thing in a service that starts processes of its own (before any
-thread, and before heavy imports). Guaranteed:
+thread, and before heavy imports), and `leave`, its last act. Guaranteed:
 
 as root  the service runs as process 1 of a PID namespace with its own /proc and /dev/shm. When it
          ends, or is killed, or its starter is, the kernel kills all processes in there and frees
@@ -24,6 +24,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x00020000, 0x20000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -31,6 +33,7 @@ _MS_NOSUID_NODEV = 2 | 4
 _MS_NOSUID_NODEV_NOEXEC = _MS_NOSUID_NODEV | 8
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+_SWEEPS = 100
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -52,6 +55,41 @@ def enter(*, shm_bytes: int = 8 << 30) -> bool:
     if strong:
         _own_mounts(shm_bytes)
     return strong
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, after all that it has started, whatever their threads are doing.
+
+    The interpreter's own exit waits for children, and may be aborted by a library's threads.
+    """
+    killed: set[int] = set()
+    for _ in range(_SWEEPS):  # until none is new: one may have started another meanwhile
+        found = _descendants() - killed
+        if not found:
+            break
+        killed |= found
+        for pid in found:
+            _quietly(partial(os.kill, pid, signal.SIGKILL))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def _descendants() -> set[int]:
+    """Every living process below this one, as /proc tells it."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # ended meanwhile
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(name))
+    found = [os.getpid()]
+    for pid in found:  # grows while it is read
+        found += children.get(pid, [])
+    return set(found[1:])
 
 
 def _wait(child: int, strong: bool) -> int:

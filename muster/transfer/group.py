@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import socket
+import threading
 from typing import Any
 
 from muster.errors import InvalidInput, Unavailable
@@ -21,6 +23,7 @@ from muster.types import Value
 
 BUCKET_BYTES = 32 << 20  # part of the protocol: ranks that differ would tear the stream
 BACKENDS = ("gloo", "nccl")
+_HANG_UPS, _HANG_UP_S = 10, 0.2
 
 
 class GroupSpec(Value, frozen=True):
@@ -109,7 +112,7 @@ def join(spec: GroupSpec, *, store: Any = None) -> WeightGroup:
 
     store: the trainer gives its Meeting's; replicas connect to host and port.
     """
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore
 
     if spec.backend not in BACKENDS:
         raise InvalidInput(
@@ -120,15 +123,7 @@ def join(spec: GroupSpec, *, store: Any = None) -> WeightGroup:
         )
     limit = datetime.timedelta(seconds=spec.timeout_s)
     try:
-        if store is None:
-            store = TCPStore(
-                spec.host,
-                spec.port,
-                spec.world_size,
-                is_master=False,
-                timeout=limit,
-                wait_for_workers=False,
-            )
+        store = store or _connected(spec, limit)
         meeting = PrefixStore(spec.generation, store)
         made = (
             _gloo(spec, meeting, limit) if spec.backend == "gloo" else _nccl(spec, meeting, limit)
@@ -141,6 +136,75 @@ def join(spec: GroupSpec, *, store: Any = None) -> WeightGroup:
             way_out="check that trainer and replicas reach each other, then publish again",
         ) from error
     return WeightGroup(spec, made, store)
+
+
+def _connected(spec: GroupSpec, limit: datetime.timedelta) -> Any:
+    """A store of the trainer's. RuntimeError when it does not answer in time.
+
+    TCPStore greets its server without a time limit, so a peer that accepts and says nothing would
+    hold the caller for ever. So the greeting is left to a thread, and at the limit its connection
+    is shut down under it. (A thread left in there would abort the interpreter at its exit.)
+    """
+    from torch.distributed import TCPStore
+
+    made: list[Any] = []
+
+    def connect() -> None:
+        try:
+            store = TCPStore(
+                spec.host,
+                spec.port,
+                spec.world_size,
+                is_master=False,
+                timeout=limit,
+                wait_for_workers=False,
+            )
+            made.append(store)
+        except RuntimeError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=connect, name=f"join-{spec.generation}", daemon=True)
+    thread.start()
+    thread.join(limit.total_seconds())
+    for _ in range(_HANG_UPS):  # it may have dialled once more meanwhile
+        if not thread.is_alive():
+            break
+        _hang_up(spec.host, spec.port)
+        thread.join(_HANG_UP_S)
+    found = made[0] if made else RuntimeError(f"{spec.host}:{spec.port} does not answer")
+    if isinstance(found, RuntimeError):
+        if "recv" in str(found):  # what the store says of a connection that was shut down
+            raise RuntimeError(f"{spec.host}:{spec.port} does not answer") from found
+        raise found
+    return found
+
+
+def _hang_up(host: str, port: int) -> None:
+    """Shut down this process's connections to a meeting: its port is that of one group alone."""
+    hosts = {info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)  # not a socket
+            continue
+        with connection:
+            if _peer(connection) in {(address, port) for address in hosts}:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer(connection: socket.socket) -> tuple[str, int] | None:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        host, port = connection.getpeername()[:2]
+    except OSError:
+        return None  # not connected
+    return str(host).removeprefix("::ffff:"), int(port)
 
 
 def _gloo(spec: GroupSpec, store: Any, limit: datetime.timedelta) -> Any:

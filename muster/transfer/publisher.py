@@ -2,18 +2,19 @@
 
 Owns: `publish`, the trainer's whole interface to the engines. Promises: every wait is bounded by
 the settings; a replica that fails costs only itself (its error is in its report, and it was told to
-drop what it had); a replica is reported as serving only after it said so. Any trainer may use it.
-Does not cover: which replicas there are (the registry), checkpoints, version records.
+drop what it had, and to serve nothing if the version is served elsewhere); a replica is reported as
+serving only after it said so. Any trainer may use it.
+Does not cover: which replicas there are (the registry), checkpoints, version records; a replica
+that cannot be reached cannot be told: it goes on with its old version until a publication finds it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from muster import rpc, telemetry
 from muster.clock import monotonic
@@ -21,6 +22,7 @@ from muster.errors import Fenced, InvalidInput, MusterError, Unavailable
 from muster.transfer import group as transport
 from muster.transfer import manifest as weights
 from muster.transfer import wire
+from muster.transfer.background import in_daemon
 from muster.types import Value
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
@@ -28,7 +30,6 @@ from muster.v1.inference_pb2_grpc import InferenceServiceStub
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
-T = TypeVar("T")
 _log = telemetry.logger("muster.transfer")
 _POLL_S = 0.05
 
@@ -48,7 +49,9 @@ class ReplicaPublication(Value, frozen=True):
     replica: str
     address: str
     error: str = ""
-    latency_s: float = 0.0  # weights ready until this replica served them
+    latency_s: float = (
+        0.0  # weights ready until it said that it serves them: resumed, canary passed
+    )
     pause_s: float = 0.0
     token_gap_s: float = 0.0
     receive_s: float = 0.0
@@ -72,12 +75,15 @@ async def publish(
     replicas: Sequence[tuple[str, str]],
     settings: TransferSettings | None = None,
     manifest: weights.Manifest | None = None,
+    served_elsewhere: bool = False,
 ) -> list[ReplicaPublication]:
     """Bring `state` (name → tensor, exactly those of the checkpoint) to all replicas, side by side.
 
     replicas: (id, gRPC address); one report each, in that order. `manifest` saves hashing anew when
-    the caller has it. Raises Fenced if a newer trainer has been seen by a replica, InvalidInput for
-    a state that no engine could take; everything else is in the reports.
+    the caller has it. A replica that fails is fenced when another one took the version, or when the
+    caller knows of one (`served_elsewhere`); else all go on with what they serve. Raises Fenced if
+    a newer trainer has been seen by a replica, InvalidInput for a state that no engine could take;
+    everything else is in the reports.
     """
     settings = settings or TransferSettings()
     began = monotonic()
@@ -97,6 +103,9 @@ async def publish(
         async with asyncio.TaskGroup() as tasks:
             for members in together:
                 tasks.create_task(job.transfer(members, reports), name=f"publish-{members[0][0]}")
+        # Only now is it known whether anybody serves the version.
+        fence = served_elsewhere or any(report.serving for report in reports.values())
+        await _all([job.settle(item, fence) for item in reports.values() if not item.serving])
     if job.fenced is not None:
         raise job.fenced
     return [reports[name] for name, _ in replicas]
@@ -147,7 +156,6 @@ class _Job:
                 else:
                     left = [(k.name, k.address) for k in links if k.error is None]
                     links = [link for link in links if link.error is not None]
-                await _all([link.settle() for link in links])
                 for link in links:
                     reports[link.name] = link.report()
                 members = left
@@ -170,7 +178,7 @@ class _Job:
     async def _send_and_commit(
         self, links: list[_Link], meeting: transport.Meeting, spec: transport.GroupSpec
     ) -> None:
-        sending = _in_daemon(lambda: self._send(meeting, spec), f"send-{self._manifest.version}")
+        sending = in_daemon(lambda: self._send(meeting, spec), f"send-{self._manifest.version}")
         await _all([link.stage_and_commit(sending) for link in links])
 
     def _send(self, meeting: transport.Meeting, spec: transport.GroupSpec) -> None:
@@ -179,6 +187,19 @@ class _Job:
             group.broadcast(self._stream)
         finally:
             group.close()
+
+    async def settle(self, failed: ReplicaPublication, fence: bool) -> None:
+        """Tell a replica that failed to drop what it has; it may be gone."""
+        request = pb.AbortWeightUpdateRequest(
+            run=self._run, trainer_epoch=self._epoch, version=self._manifest.version, fence=fence
+        )
+        async with rpc.channel(failed.address) as channel:
+            stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+            try:
+                with rpc.calling(f"abort on {failed.replica}"):
+                    await stub.AbortWeightUpdate(request, timeout=self._settings.call_timeout_s)
+            except MusterError as error:
+                _log.warning("abort (fence: %s) on %s: %s", fence, failed.replica, error)
 
     def left(self) -> float:
         """Seconds left for this publication, never quite 0."""
@@ -234,7 +255,8 @@ class _Link:
         version = self._job._manifest.version
         while True:
             status = await self._status()
-            if status.update_version == version:
+            idle = status.update_phase == pb.UPDATE_PHASE_IDLE  # of no version, which reads as 0
+            if status.update_version == version and not idle:
                 if status.update_phase == pb.UPDATE_PHASE_STAGED:
                     return
                 if status.update_phase == pb.UPDATE_PHASE_FAILED:
@@ -261,20 +283,6 @@ class _Link:
                 raise
             self._answer = pb.CommitWeightUpdateResponse(version=version)
         self._latency_s = monotonic() - job._began
-
-    async def settle(self) -> None:
-        """Tell a replica that failed to drop what it has; it may be gone."""
-        if self.error is None or isinstance(self.error, Fenced):
-            return
-        job = self._job
-        request = pb.AbortWeightUpdateRequest(
-            run=job._run, trainer_epoch=job._epoch, version=job._manifest.version
-        )
-        try:
-            with rpc.calling(f"abort on {self.name}"):
-                await self._stub.AbortWeightUpdate(request, timeout=self._call_s())
-        except MusterError as error:
-            _log.info("abort on %s: %s", self.name, error)
 
     def report(self) -> ReplicaPublication:
         """What became of it."""
@@ -314,30 +322,3 @@ async def _all(work: Sequence[Any]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for one in work:
             tasks.create_task(one)
-
-
-def _in_daemon(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run blocking work in a daemon thread: a hanging transport must not hold up the exit."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-            future.exception()  # read here: nobody may be waiting any more
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failed = None, None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to the waiter as it is
-            failed = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failed)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return future

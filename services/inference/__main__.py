@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
+import traceback
 import uuid
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from muster import isolate, lifecycle
+from muster.clock import monotonic
 from muster.config import Config, load_config
 from muster.errors import MusterError, Unavailable
 from services.inference.config import InferenceConfig
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from services.inference.driver import ReplicaDriver
+    from services.inference.engine import Engine
 
+T = TypeVar("T")
+MakeEngine = Callable[[InferenceConfig, Path], "Engine"]
 _ALIVE_POLL_S = 0.5
 
 
-async def serve_replica(life: lifecycle.Lifecycle) -> None:
+async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
     """Serve until asked to stop or the engine dies."""
     from muster import rpc
     from muster.registry import Registry
@@ -39,19 +45,26 @@ async def serve_replica(life: lifecycle.Lifecycle) -> None:
     settings = config.section("inference", InferenceConfig)
     replica_id = f"inference-{uuid.uuid4().hex[:8]}"
     async with connect(config.redis) as redis:
-        folder, version = await _newest(redis, config)
-        async with _driver(config, settings, folder) as driver:
+        found = await _unless_stopped(life, _newest(redis, config))
+        if found is None:
+            return
+        folder, version = found
+        async with _driver(config, settings, folder, make(settings, folder)) as driver:
             servicer = InferenceServicer(replica_id, driver)
             async with rpc.serve(
                 settings.listen, [(add, servicer)], field="inference.listen"
             ) as server:
                 await server.set_serving(SERVICE, False)
-                if not await _started(life, driver, version, settings.start_timeout_s):
+                start = _start(driver, version, settings.start_timeout_s)
+                if not await _unless_stopped(life, start):
                     return
                 await server.set_serving(SERVICE, True)
                 registry = Registry(redis, config.run)
                 async with registry.announce("inference", replica_id, server.address):
-                    await _until_stopped(life, driver)
+                    try:
+                        await _until_stopped(life, driver, settings.stall_s)
+                    finally:
+                        await server.set_serving(SERVICE, False)
                 driver.replica.drain()
 
 
@@ -59,6 +72,7 @@ async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
     """The newest durable checkpoint and its version; before the first, the base model and 0."""
     from muster.model import ensure_model
     from muster.streams import latest_version
+    from muster.transfer.background import in_daemon
     from muster.v1 import events_pb2 as ev
 
     record = await latest_version(redis, config.run, ev.VERSION_STAGE_DURABLE)
@@ -66,26 +80,30 @@ async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
         folder = config.state_dir / record.checkpoint  # an absolute path stays as it is
         if any(folder.glob("*.safetensors")):
             return folder, record.version
-    base = await asyncio.to_thread(ensure_model, config.model.path, config.state_dir / "cache")
+    cache = config.state_dir / "cache"
+    base = await in_daemon(lambda: ensure_model(config.model.path, cache), "ensure-model")
     return base, 0
 
 
-def _driver(config: Config, settings: InferenceConfig, folder: Path) -> ReplicaDriver:
-    from services.inference.adapters.checkpoint import tensor_shapes
-    from services.inference.driver import ReplicaDriver
-    from services.inference.engine import Engine
-    from services.inference.replica import Bounds, Replica
-
-    engine: Engine
+def make_engine(settings: InferenceConfig, folder: Path) -> Engine:
+    """The engine that the configuration names, for the model in `folder`."""
     if settings.engine == "fake":
         from services.inference.adapters.fake import FakeEngine
         from services.inference.adapters.receive import receive_and_verify
 
-        engine = FakeEngine(receive=receive_and_verify)
-    else:
-        from services.inference.adapters.vllm import VllmEngine
+        return FakeEngine(receive=receive_and_verify)
+    from services.inference.adapters.vllm import VllmEngine
 
-        engine = VllmEngine(str(folder), settings)
+    return VllmEngine(str(folder), settings)
+
+
+def _driver(
+    config: Config, settings: InferenceConfig, folder: Path, engine: Engine
+) -> ReplicaDriver:
+    from services.inference.adapters.checkpoint import tensor_shapes
+    from services.inference.driver import ReplicaDriver
+    from services.inference.replica import Bounds, Replica
+
     bounds = Bounds(
         requests_max=settings.max_requests,
         scores_max=settings.scores_max,
@@ -99,24 +117,24 @@ def _driver(config: Config, settings: InferenceConfig, folder: Path) -> ReplicaD
     )
 
 
-async def _started(
-    life: lifecycle.Lifecycle, driver: ReplicaDriver, version: int, timeout_s: float
-) -> bool:
-    """True when the engine serves; False when asked to stop before that."""
+async def _unless_stopped(life: lifecycle.Lifecycle, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None when asked to stop before that, and it was cancelled."""
     async with asyncio.TaskGroup() as tasks:
-        start = tasks.create_task(_start(driver, version, timeout_s), name="start-engine")
+        doing = tasks.create_task(work, name="starting")
         stop = tasks.create_task(life.stopping.wait(), name="stopping")
-        await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
-        done = start.done()
-        start.cancel()
+        await asyncio.wait((doing, stop), return_when=asyncio.FIRST_COMPLETED)
+        done = doing.done()
+        doing.cancel()
         stop.cancel()
-    return done
+    return doing.result() if done else None
 
 
-async def _start(driver: ReplicaDriver, version: int, timeout_s: float) -> None:
+async def _start(driver: ReplicaDriver, version: int, timeout_s: float) -> bool:
+    """True when the engine serves."""
     try:
         async with asyncio.timeout(timeout_s):
             await driver.start(version)
+            return True
     except TimeoutError:
         raise Unavailable(
             f"the engine did not start within {timeout_s} s",
@@ -126,19 +144,34 @@ async def _start(driver: ReplicaDriver, version: int, timeout_s: float) -> None:
         ) from None
 
 
-async def _until_stopped(life: lifecycle.Lifecycle, driver: ReplicaDriver) -> None:
+async def _until_stopped(life: lifecycle.Lifecycle, driver: ReplicaDriver, stall_s: float) -> None:
+    """Returns when asked to stop; raises when the engine died or gives nothing any more."""
+    from services.inference.stall import Stall
+
+    stall = Stall()
     while not life.stopping.is_set():
         if not driver.engine.alive():
             raise Unavailable("the engine died", way_out="restart this replica and see its log")
+        silent_s = stall.silent_s(
+            driver.engine.load(), updating=driver.replica.committing, now=monotonic()
+        )
+        if silent_s > stall_s:
+            driver.replica.fence(f"no token for {silent_s:.1f} s")
+            raise Unavailable(
+                f"requests are running and no token has come for {silent_s:.1f} s",
+                field="inference.stall_s",
+                value=stall_s,
+                way_out="the engine is wedged: restart this replica, or allow more time",
+            )
         try:
-            async with asyncio.timeout(_ALIVE_POLL_S):
+            async with asyncio.timeout(min(_ALIVE_POLL_S, stall_s)):
                 await life.stopping.wait()
         except TimeoutError:
             continue
 
 
-def main() -> int:
-    """Entry point."""
+def main(make: MakeEngine = make_engine) -> NoReturn:
+    """Entry point; another `make` gives an engine of the caller's own."""
     parser = argparse.ArgumentParser(prog="services.inference", description="One engine replica.")
     parser.add_argument("--config", type=Path, help="TOML file; default: built-in settings")
     path = parser.parse_args().config
@@ -148,8 +181,17 @@ def main() -> int:
             isolate.enter()
     except MusterError:
         pass  # lifecycle.run meets it again and says it to the person
-    return lifecycle.run(serve_replica, name="inference", config_path=path)
+    try:
+        status = lifecycle.run(
+            partial(serve_replica, make=make), name="inference", config_path=path
+        )
+    except (SystemExit, KeyboardInterrupt):
+        status = 0  # asked to stop before the loop had its handlers: nothing has begun
+    except BaseException:  # noqa: BLE001 - said here, for the interpreter does not get to it
+        traceback.print_exc()
+        status = 1
+    isolate.leave(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -38,5 +38,9 @@ class InferenceConfig(Section):
     """Upper bound on the time limit that a trainer may set for one transfer."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Longest start of the engine, until its canary has passed."""
+    stall_s: float = Field(120.0, gt=0)
+    """Longest time without a token from any running request, updates apart; then the replica serves
+    nothing more and the service ends with an error, so that its supervisor starts it anew. Above
+    the longest prefill."""
     isolate: bool = True
     """Own PID and mount namespaces (as root), so nothing outlives the service."""

@@ -1,7 +1,8 @@
 """One replica at work: the pure state of replica.py around an engine.
 
 Owns: the order of I/O of each verb. Promises: a call is admitted before the engine hears of it and
-released however it ends; prepare answers at once; an apply that fails fences the replica.
+released however it ends; prepare answers at once; an apply that fails fences the replica; fencing
+ends what runs.
 Does not cover: protobuf (server.py), weights (adapters/).
 """
 
@@ -148,12 +149,32 @@ class ReplicaDriver:
             self.replica.committed(version)
             return figures
 
-    async def abort_update(self, run: str, epoch: int) -> int:
-        """Drop what is arriving or staged; the version served."""
+    async def abort_update(self, run: str, epoch: int, version: int, *, fence: bool) -> int:
+        """Drop what is arriving or staged; the version served.
+
+        fence: others serve `version`; unless this replica does too, it serves nothing from here on
+        and what runs is aborted. A caller that goes away does not stop that half way.
+        """
         self.replica.check_trainer(run, epoch)
-        async with self._updating:
-            await self.engine.abort_update()
+        work = self._tasks.create_task(self._abort_update(version, fence), name=f"abort-{version}")
+        problem = await asyncio.shield(work)
+        if problem is not None:
+            raise problem
         return self.replica.version
+
+    async def _abort_update(self, version: int, fence: bool) -> MusterError | None:
+        async with self._updating:  # an apply in hand ends first: it may have succeeded
+            if fence:
+                self.replica.missed(version)
+            try:
+                if self.replica.state is State.FENCED:
+                    _log.warning("fenced: %s", self.replica.why_fenced)
+                    for name in self.replica.requests:
+                        await self.engine.abort(name)
+                await self.engine.abort_update()
+            except MusterError as error:
+                return error
+        return None
 
     async def update_status(self) -> UpdateStatus:
         """IDLE until the engine runs, and while it applies (its verbs wait for it then)."""

@@ -79,7 +79,13 @@ class UpdateStatus(Value, frozen=True):
 
 
 class CommitFigures(Value, frozen=True):
-    """What one apply cost. Seconds; token_gap_s is 0 when nothing was being sampled."""
+    """What one apply cost, in seconds.
+
+    pause_s: from asking the engine to pause until it stepped again. token_gap_s: longest time in
+    which no token left around the apply; 0 when nothing was being sampled. When the first token
+    after the apply is late it is the gap so far, because the answer does not wait for it: a commit
+    is answered when the version is served, or at most 0.2 s later.
+    """
 
     version: int
     pause_s: float = 0.0
@@ -119,7 +125,7 @@ class Engine(Protocol):
         """
 
     def alive(self) -> bool:
-        """False once the engine has died; never blocks."""
+        """False once the engine has died or can only be restarted; never blocks."""
 
     def load(self) -> Load:
         """Figures of now; never blocks."""

@@ -2,7 +2,9 @@
 
 Owns: STARTING → SERVING ⇄ FENCED → DRAINING, the newest owner epoch and trainer epoch seen for each
 run, and the counts of calls admitted. Promise: pure and synchronous; every refusal says why. A
-replica that may hold mixed weights serves nothing until a full update succeeded (DESIGN §5.8).
+replica that may hold mixed weights, or missed a version that others serve, serves nothing until a
+full update succeeded. Which version may follow which is the trainer's affair: the newest trainer
+epoch may send any, also an older one, for an update always carries every tensor.
 Does not cover: the engine itself (adapters/), the order of the verbs' I/O (driver.py).
 """
 
@@ -72,6 +74,11 @@ class Replica:
             )
         self._requests.add(request_id)
 
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """The requests that are running."""
+        return tuple(self._requests)
+
     def release_request(self, request_id: str) -> None:
         """A request is over."""
         self._requests.discard(request_id)
@@ -122,13 +129,13 @@ class Replica:
         self._trainer_epoch = epoch
 
     def check_prepare(self, version: int, parent: int) -> None:
-        """May that version start to arrive?"""
+        """May that version start to arrive? The base model is version 0 of parent -1."""
         if self.state not in (State.SERVING, State.FENCED):
             raise Unavailable(f"the replica is {self.state}", way_out="wait until it is SERVING")
         if self.committing:
             raise Refused("an update is being applied", way_out="wait for it, then publish again")
-        if version == parent or version <= 0:
-            way_out = "a version is positive and not its own parent"
+        if version < 0 or parent < -1 or version == parent:
+            way_out = "a version is not negative and not its own parent; 0 has the parent -1"
             raise _bad("manifest.version", version, f"not a child of {parent}", way_out)
         if version == self.version and self.state is State.SERVING:
             raise Refused(
@@ -158,8 +165,24 @@ class Replica:
 
     def apply_failed(self, why: str) -> None:
         """The weights may be mixed."""
-        self.committing, self.why_fenced = False, why
-        if self.state is not State.DRAINING:
+        self.committing = False
+        self.fence(why)
+
+    def missed(self, version: int) -> None:
+        """Others serve a version that this replica did not take: serve nothing until it is whole.
+
+        Nothing happens to a replica that serves it after all (its answer may have been lost).
+        """
+        if self.state is State.FENCED or (self.state is State.SERVING and self.version == version):
+            return
+        self.fence(f"version {version} is served elsewhere and was not taken here")
+
+    def fence(self, why: str) -> None:
+        """Serve nothing, until a full update succeeds."""
+        if self.state is State.DRAINING:
+            return
+        self.why_fenced = why
+        if self.state is State.SERVING:
             self.state = State.FENCED
 
     # Life --------------------------------------------------------------------------------
@@ -168,7 +191,7 @@ class Replica:
         """Warm, and the canary passed."""
         self.version = version
         if self.state is State.STARTING:
-            self.state = State.SERVING
+            self.state = State.FENCED if self.why_fenced else State.SERVING
 
     def drain(self) -> None:
         """Nothing new is admitted any more."""

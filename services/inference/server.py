@@ -118,7 +118,9 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: pb.AbortWeightUpdateRequest, context: Any
     ) -> pb.AbortWeightUpdateResponse:
         del context
-        serving = await self._driver.abort_update(request.run, request.trainer_epoch)
+        serving = await self._driver.abort_update(
+            request.run, request.trainer_epoch, request.version, fence=request.fence
+        )
         return pb.AbortWeightUpdateResponse(serving_version=serving)
 
 

@@ -98,6 +98,27 @@ async def test_a_starting_replica_says_so_and_serves_nothing() -> None:
             await world.generate()
 
 
+async def test_a_fenced_replica_says_so_and_serves_nothing() -> None:
+    async with serving() as world:
+        fence = pb.AbortWeightUpdateRequest(run="main", trainer_epoch=1, version=5, fence=True)
+        answer = await world.stub.AbortWeightUpdate(fence, timeout=5)
+
+        assert answer.serving_version == 4
+        status = await world.stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=5)
+        assert (status.state, status.version) == (pb.REPLICA_STATE_FENCED, 4)
+        assert "version 5 is served elsewhere" in status.update_error
+        with pytest.raises(Unavailable, match="fenced"):
+            await world.generate()
+
+
+async def test_an_aborted_update_without_a_fence_changes_nothing() -> None:
+    async with serving() as world:
+        abort = pb.AbortWeightUpdateRequest(run="main", trainer_epoch=1, version=5)
+        await world.stub.AbortWeightUpdate(abort, timeout=5)
+
+        await world.generate()
+
+
 async def test_a_former_router_is_fenced() -> None:
     async with serving() as world:
         await world.generate("a", epoch=2)

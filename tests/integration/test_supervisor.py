@@ -165,6 +165,7 @@ def test_the_next_supervisor_ends_what_a_killed_one_and_its_killed_guards_left(
     run = supervise("orphans-of-ours")
     run.until_ready("redis", "s0")
     processes = run.processes()
+    [orphan] = [who for who in processes if _command(who).startswith("/usr/bin/sleep")]
     holding = state.read(run.state_dir)
     assert holding is not None
     run.process.send_signal(signal.SIGSTOP)  # it shall not see its guards die
@@ -173,7 +174,6 @@ def test_the_next_supervisor_ends_what_a_killed_one_and_its_killed_guards_left(
         os.kill(child.guard.pid, signal.SIGKILL)
     run.process.kill()
     run.process.wait()
-    [orphan] = [who for who in processes if _command(who).startswith("/usr/bin/sleep")]
     successor = supervise("serve")
     assert f"ended process {orphan.pid}" in successor.until()["cleared"]
     assert not procfs.alive(orphan)

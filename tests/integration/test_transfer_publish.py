@@ -4,23 +4,23 @@ receive and verify, so what is tested is everything but vLLM."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import torch
 
 from muster import rpc
-from muster.errors import Fenced, InvalidInput
+from muster.errors import Fenced, InvalidInput, Unavailable
 from muster.transfer import manifest as weights
 from muster.transfer.group import GroupSpec
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
-from muster.types import EpisodeKey, SamplingParams
+from muster.types import EpisodeKey, FinishReason, SamplingParams
 from muster.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from services.inference.adapters.fake import FakeEngine, Script
 from services.inference.adapters.receive import receive_and_verify
 from services.inference.driver import ReplicaDriver
-from services.inference.engine import Finish, Sampling
+from services.inference.engine import Chunk, Finish, Sampling, UpdateStatus
 from services.inference.replica import Bounds, Replica, State
 from services.inference.server import InferenceServicer
 
@@ -38,7 +38,12 @@ class Fleet:
         self.addresses: list[tuple[str, str]] = []
 
     async def publish(
-        self, version: int, *, state: dict[str, torch.Tensor] = STATE, epoch: int = 1
+        self,
+        version: int,
+        *,
+        state: dict[str, torch.Tensor] = STATE,
+        epoch: int = 1,
+        elsewhere: bool = False,
     ) -> dict[str, ReplicaPublication]:
         reports = await publish(
             state,
@@ -48,8 +53,13 @@ class Fleet:
             parent=version - 1,
             replicas=self.addresses,
             settings=SETTINGS,
+            served_elsewhere=elsewhere,
         )
         return {report.replica: report for report in reports}
+
+    def generate(self, name: str, tokens: int = 1) -> AsyncGenerator[Chunk | Finish, None]:
+        request = Sampling("r", (1, 2, 3), SamplingParams(), tokens)
+        return self.drivers[name].generate(EpisodeKey("main", "g", 0, 0, 1), request)
 
     def served(self) -> dict[str, tuple[State, int]]:
         return {n: (d.replica.state, d.replica.version) for n, d in self.drivers.items()}
@@ -96,19 +106,68 @@ async def test_a_replica_that_cannot_be_reached_costs_only_itself() -> None:
         assert world.served() == {"one": (State.SERVING, 1)}
 
 
-@pytest.mark.parametrize(
-    ("failing", "state"),
-    [("prepare", State.SERVING), ("receive", State.SERVING), ("apply", State.FENCED)],
-)
-async def test_a_replica_that_fails_keeps_the_old_version_or_serves_nothing(
-    failing: str, state: State
+@pytest.mark.parametrize("failing", ["prepare", "receive", "apply"])
+async def test_a_replica_that_misses_what_another_serves_is_fenced_until_it_has_it(
+    failing: str,
 ) -> None:
     async with fleet(one=Script(fail=frozenset({failing})), two=Script()) as world:
         reports = await world.publish(1)
 
         assert "asked to fail" in reports["one"].error or "fenced" in reports["one"].error
         assert reports["two"].serving
-        assert world.served() == {"one": (state, 0), "two": (State.SERVING, 1)}
+        assert world.served() == {"one": (State.FENCED, 0), "two": (State.SERVING, 1)}
+        with pytest.raises(Unavailable, match="fenced"):
+            await anext(world.generate("one"))
+
+        world.engines["one"].rescript(Script())
+        world.addresses.pop()
+        again = await world.publish(1)  # as the trainer's periodic look does
+        assert again["one"].serving
+        assert world.served() == {"one": (State.SERVING, 1), "two": (State.SERVING, 1)}
+        await anext(world.generate("one"))
+
+
+@pytest.mark.parametrize("failing", ["prepare", "receive"])
+async def test_what_nobody_took_changes_nothing(failing: str) -> None:
+    script = Script(fail=frozenset({failing}))
+    async with fleet(one=script, two=script) as world:
+        await world.publish(1)
+
+        assert world.served() == {"one": (State.SERVING, 0), "two": (State.SERVING, 0)}
+        await anext(world.generate("one"))
+
+
+async def test_a_failed_resend_of_what_others_serve_fences() -> None:
+    async with fleet(one=Script(fail=frozenset({"receive"}))) as world:
+        await world.publish(1, elsewhere=True)
+
+        assert world.served() == {"one": (State.FENCED, 0)}
+
+
+async def test_fencing_ends_what_runs() -> None:
+    slow = Script(length=100_000, step_s=0.001, fail=frozenset({"receive"}))
+    async with fleet(one=slow, two=Script()) as world:
+        stream = world.generate("one", tokens=2000)
+        await anext(stream)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(world.publish(1))
+            finish = [item async for item in stream if isinstance(item, Finish)]
+
+        assert finish[0].reason is FinishReason.ABORT
+        assert [span.version for span in finish[0].spans] == [0]
+
+
+async def test_a_trainer_that_lost_its_checkpoints_goes_back_to_the_base_model() -> None:
+    async with fleet(one=Script()) as world:
+        await world.publish(1, epoch=1)
+        await world.publish(2, epoch=1)
+
+        reports = await world.publish(0, epoch=2)
+
+        assert reports["one"].error == ""
+        assert world.served() == {"one": (State.SERVING, 0)}
+        assert (await world.engines["one"].score((1, 2), 1.0)).version == 0
 
 
 async def test_a_label_that_stays_behind_fences_the_replica() -> None:
@@ -159,10 +218,26 @@ async def test_a_replica_that_never_joins_is_given_up_in_time() -> None:
     assert "never joined" in reports["one"].error
 
 
+async def test_a_replica_that_forgot_version_0_is_not_waited_for() -> None:
+    """An idle replica names version 0 too: it stands for none."""
+    async with fleet(one=Script()) as world:
+        await world.publish(1)
+        engine = world.engines["one"]
+
+        def forget(manifest: weights.Manifest, group: GroupSpec) -> str:
+            receive_and_verify(manifest, group)
+            engine._update = UpdateStatus()
+            return ""
+
+        engine._receive = forget
+        reports = await world.publish(0)
+
+    assert "no longer receiving version 0" in reports["one"].error
+
+
 async def test_a_running_request_goes_on_under_the_new_version() -> None:
     async with fleet(one=Script(length=100_000, step_s=0.001)) as world:
-        request = Sampling("r", (1, 2, 3), SamplingParams(), 1500)
-        stream = world.drivers["one"].generate(EpisodeKey("main", "g", 0, 0, 1), request)
+        stream = world.generate("one", tokens=1500)
         await anext(stream)
 
         async with asyncio.TaskGroup() as tasks:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
+from muster.transfer.background import in_daemon
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value
@@ -151,13 +152,13 @@ class FakeEngine:
         self._fail_if("prepare")
         if self._update.phase in (UpdatePhase.RECEIVING, UpdatePhase.STAGED):
             raise Refused(f"version {self._update.version} is {self._update.phase}")
-        self._update = UpdateStatus(UpdatePhase.RECEIVING, manifest.version)
-        asyncio.get_running_loop().run_in_executor(None, self._arrive, manifest, group)
+        mine = self._update = UpdateStatus(UpdatePhase.RECEIVING, manifest.version)
+        in_daemon(lambda: self._arrive(mine, manifest, group), f"receive-{manifest.version}")
 
-    def _arrive(self, manifest: Manifest, group: GroupSpec) -> None:
+    def _arrive(self, mine: UpdateStatus, manifest: Manifest, group: GroupSpec) -> None:
         began = monotonic()
         wrong = "asked to fail" if "receive" in self.script.fail else self._receive(manifest, group)
-        if self._update.version == manifest.version:  # else aborted meanwhile
+        if self._update is mine:  # else aborted meanwhile
             phase = UpdatePhase.FAILED if wrong else UpdatePhase.STAGED
             self._update = UpdateStatus(phase, manifest.version, wrong, monotonic() - began)
 

@@ -21,6 +21,7 @@ import msgspec
 from muster import telemetry
 from muster.clock import monotonic
 from muster.errors import InvalidInput, Refused, Unavailable
+from muster.transfer.background import in_daemon
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, SamplingParams
@@ -42,8 +43,8 @@ from services.inference.spans import spans_from_labels
 
 _CANARY = (1, 2, 3, 5, 8, 13, 21, 34)  # any ids: only finite figures and the label are asked of it
 _URGENT, _NORMAL = -1, 0
-_SHUTDOWN_S = 2.0  # then its processes are killed
-_GAP_WAIT_S = 5.0  # for the first token after an apply, only to measure it
+_SHUTDOWN_S = 1.0  # then its processes are killed
+_GAP_WAIT_S = 0.2  # for the first token after an apply, only to measure it: it delays the answer
 _log = telemetry.logger("muster.inference.vllm")
 
 
@@ -56,6 +57,7 @@ class VllmEngine:
         self._open = asyncio.Event()  # closed from an apply until its canary has passed
         self._open.set()
         self._broken = False
+        self._wedged = False  # an apply did not come to its end: only a restart helps
         self._meter = TokenMeter()
         self._load = LoadMeter()
         self._canaries = 0
@@ -65,9 +67,10 @@ class VllmEngine:
     async def start(self, version: int) -> None:
         """See Engine. The first request of a process is slow, so it is ours."""
         set_environment(self._config)
-        # Building blocks for many seconds: status calls are answered meanwhile.
+        # Building blocks for many seconds: status calls are answered meanwhile, and a stop of the
+        # service need not wait for it.
         try:
-            self._llm = await asyncio.to_thread(self._build)
+            self._llm = await in_daemon(self._build, "build-engine")
         except (RuntimeError, ValueError, OSError) as error:
             raise Unavailable(
                 f"vLLM did not start: {error}",
@@ -111,6 +114,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        self._refuse_if_broken()
         with self._load.request(request.request_id) as live:
             outputs = self._submit(request.prompt, params, request.request_id, _NORMAL)
             try:
@@ -119,6 +123,9 @@ class VllmEngine:
                         piece = output.outputs[0]
                         await self._open.wait()
                         self._refuse_if_broken()
+                        if live.aborted and not output.finished:
+                            # The abort came before the engine knew of the request.
+                            await self._llm.abort(request.request_id)
                         if piece.token_ids:
                             count = len(piece.token_ids)
                             self._meter.tokens(request.request_id, monotonic(), count)
@@ -134,7 +141,6 @@ class VllmEngine:
     ) -> AsyncGenerator[Any, None]:
         from vllm.inputs import TokensPrompt
 
-        self._refuse_if_broken()
         outputs = self._llm.generate(
             TokensPrompt(prompt_token_ids=list(prompt)), params, request_id, priority=priority
         )
@@ -146,8 +152,10 @@ class VllmEngine:
 
     async def abort(self, request_id: str) -> bool:
         """See Engine."""
-        if not self._load.has(request_id):
+        live = self._load.find(request_id)
+        if live is None:
             return False
+        live.aborted = True
         async with self._alive("abort"):
             await self._llm.abort(request_id)
         return True
@@ -164,6 +172,7 @@ class VllmEngine:
         self._canaries += 1
         async with self._alive("score"):
             await self._open.wait()
+            self._refuse_if_broken()
             return await self._score(token_ids, f"muster-score-{self._canaries}", _NORMAL)
 
     async def _score(self, token_ids: tuple[int, ...], request_id: str, priority: int) -> Scored:
@@ -185,7 +194,7 @@ class VllmEngine:
 
     def alive(self) -> bool:
         """See Engine."""
-        return self._llm is not None and not self._llm.errored
+        return self._llm is not None and not self._llm.errored and not self._wedged
 
     def load(self) -> Load:
         """See Engine."""
@@ -246,6 +255,7 @@ class VllmEngine:
         except BaseException as error:
             # Whatever it was, the weights may be mixed: say so in one way.
             self._broken = True
+            self._wedged = isinstance(error, TimeoutError)
             if not isinstance(error, Exception):
                 raise
             await self._end_live()

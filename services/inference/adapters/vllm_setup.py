@@ -5,6 +5,7 @@ Does not cover: running it (vllm.py).
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from typing import Any
 
@@ -16,8 +17,11 @@ _SPARE_REQUESTS = 1  # the canary
 _STEP_TOKENS_MIN = 2048
 
 
-def set_environment(config: InferenceConfig) -> None:
-    """What vLLM reads from the environment; call before it is imported."""
+def set_environment(config: InferenceConfig, *, cpu: bool | None = None) -> None:
+    """What vLLM reads from the environment; call before it is imported.
+
+    cpu: is it a CPU build? None looks at what is installed.
+    """
     settings = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # gRPC and forks do not mix
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -29,7 +33,18 @@ def set_environment(config: InferenceConfig) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
     }
+    if _is_cpu_build() if cpu is None else cpu:
+        # Else the sampler's helpers are compiled at the first request, which takes a C++ compiler
+        # that a plain machine does not have, and seconds on one that does.
+        settings["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.update(settings)
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return bool(importlib.metadata.version("vllm-cpu"))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def engine_args(path: str, config: InferenceConfig) -> Any:

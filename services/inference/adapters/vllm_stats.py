@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from muster.clock import monotonic
 from services.inference.engine import Load
 
 
 class LiveRequest:
-    """A request in the engine; started once its first token left."""
+    """A request in the engine; started once its first token left; aborted once that was asked."""
 
     def __init__(self) -> None:
         self.started = False
+        self.aborted = False
 
 
 class LoadMeter:
@@ -37,9 +39,9 @@ class LoadMeter:
         finally:
             self._live.pop(request_id, None)
 
-    def has(self, request_id: str) -> bool:
-        """Whether that request is in hand."""
-        return request_id in self._live
+    def find(self, request_id: str) -> LiveRequest | None:
+        """That request, if it is in hand."""
+        return self._live.get(request_id)
 
     def names(self) -> list[str]:
         """All requests in hand."""
@@ -111,12 +113,16 @@ class TokenMeter:
         self._resumed.clear()
 
     async def close_window(self, *, wait_s: float) -> float:
-        """Seconds; waits for the first token after the apply, at most `wait_s`."""
+        """Seconds; waits at most `wait_s` for the first token after the apply.
+
+        If none has left by then (long contexts are being recomputed) it is the gap so far: the true
+        one is longer.
+        """
         if not self._sampling:
             return self._longest
         try:
             async with asyncio.timeout(wait_s):
                 await self._resumed.wait()
         except TimeoutError:
-            return max(self._longest, wait_s)  # still recomputing: at least this long
+            return max(self._longest, monotonic() - self._last)
         return self._longest

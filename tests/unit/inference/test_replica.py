@@ -137,7 +137,55 @@ def test_one_apply_at_a_time() -> None:
             verb()
 
 
-@pytest.mark.parametrize(("version", "parent"), [(0, -1), (5, 5), (4, 3)])
+def test_a_version_taken_elsewhere_and_not_here_fences_until_it_comes() -> None:
+    replica = serving()
+    replica.missed(5)
+
+    with pytest.raises(Unavailable, match="version 5 is served elsewhere"):
+        admit(replica)
+
+    replica.check_prepare(7, 6)  # a later one is as good: it carries every tensor
+    replica.begin_commit()
+    replica.committed(7)
+    admit(replica)
+
+
+def test_a_replica_that_serves_the_version_after_all_goes_on() -> None:
+    replica = serving()
+    replica.missed(4)
+
+    admit(replica)
+
+
+def test_what_went_wrong_first_is_what_is_said() -> None:
+    replica = serving()
+    replica.begin_commit()
+    replica.apply_failed("the disk burned")
+    replica.missed(5)
+
+    assert replica.why_fenced == "the disk burned"
+
+
+def test_a_version_missed_while_starting_is_remembered() -> None:
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
+    replica.missed(5)
+    replica.started(4)
+
+    assert (replica.state, replica.version) == (State.FENCED, 4)
+
+
+@pytest.mark.parametrize(("version", "parent"), [(0, -1), (2, 1)])
+def test_the_newest_trainer_may_go_back(version: int, parent: int) -> None:
+    replica = serving()
+    replica.check_trainer("main", 2)
+    replica.check_prepare(version, parent)
+    replica.begin_commit()
+    replica.committed(version)
+
+    assert (replica.state, replica.version) == (State.SERVING, version)
+
+
+@pytest.mark.parametrize(("version", "parent"), [(-1, -2), (5, 5), (4, 3), (1, -2)])
 def test_versions_that_make_no_sense_are_refused(version: int, parent: int) -> None:
     with pytest.raises((InvalidInput, Refused)):
         serving().check_prepare(version, parent)

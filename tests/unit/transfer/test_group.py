@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from muster.errors import InvalidInput, Unavailable
+from muster.transfer import group
 from muster.transfer.group import BUCKET_BYTES, GroupSpec, Meeting, join
 
 
@@ -24,18 +25,18 @@ def test_every_rank_gets_the_stream_across_buckets() -> None:
     got = [torch.zeros_like(sent), torch.zeros_like(sent)]
 
     def receive(rank: int) -> None:
-        group = join(msgspec.structs.replace(trainer, rank=rank))
-        group.broadcast(got[rank - 1])
-        group.close()
+        joined = join(msgspec.structs.replace(trainer, rank=rank))
+        joined.broadcast(got[rank - 1])
+        joined.close()
 
     threads = [threading.Thread(target=receive, args=(rank,)) for rank in (1, 2)]
     for thread in threads:
         thread.start()
-    group = join(trainer, store=meeting.store)
-    group.broadcast(sent)
+    joined = join(trainer, store=meeting.store)
+    joined.broadcast(sent)
     for thread in threads:
         thread.join()
-    group.close()
+    joined.close()
 
     assert torch.equal(got[0], sent)
     assert torch.equal(got[1], sent)
@@ -57,11 +58,11 @@ def test_a_rank_that_leaves_breaks_the_transfer() -> None:
 
     thread = threading.Thread(target=leave)
     thread.start()
-    group = join(trainer, store=meeting.store)
+    joined = join(trainer, store=meeting.store)
     thread.join()
 
     with pytest.raises(Unavailable, match="broke off"):
-        group.broadcast(torch.zeros(4 * BUCKET_BYTES, dtype=torch.uint8))
+        joined.broadcast(torch.zeros(4 * BUCKET_BYTES, dtype=torch.uint8))
 
 
 def test_nobody_listens() -> None:
@@ -91,3 +92,29 @@ def test_an_unknown_transport_is_refused() -> None:
         join(GroupSpec("carrier-pigeon", "127.0.0.1", 1, 1, 2, "run/1/a", 1.0))
 
     assert refused.value.field == "transfer.backend"
+
+
+def test_a_trainer_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        mute = GroupSpec("gloo", "127.0.0.1", silent.getsockname()[1], 1, 2, "never", 0.5)
+        with pytest.raises(Unavailable, match="does not answer"):
+            join(mute)
+
+    # A thread left in the transport would abort the interpreter at its exit.
+    assert [t.name for t in threading.enumerate() if t.name == "join-never"] == []
+
+
+def test_hanging_up_on_one_meeting_leaves_other_connections_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
+        doomed = socket.create_connection(one.getsockname())
+        spared = socket.create_connection(("127.0.0.1", other.getsockname()[1]))
+        with doomed, spared:
+            group._hang_up("127.0.0.1", one.getsockname()[1])
+
+            accepted, _ = other.accept()
+            with accepted:
+                accepted.sendall(b"x")
+                assert spared.recv(1) == b"x"
+            assert doomed.recv(1) == b""
