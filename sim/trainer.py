@@ -63,9 +63,16 @@ class Trainer:
 
     def _register(self) -> None:
         epoch, durable = self.epoch, self.durable
+        last = self.history[-1][0] if self.history else None
         self._call(
-            "register", lambda c: e.TrainerRegistered(epoch, durable, c), lambda _: self._lease()
+            "register", lambda c: e.TrainerRegistered(epoch, durable, c, last), self._registered
         )
+
+    def _registered(self, command: e.BankCommand) -> None:
+        if isinstance(command, e.RefuseCall):  # no record is ever lost here
+            self.store.conflicts.append(f"the bank refuses its trainer: {command.problem}")
+            return
+        self._lease()
 
     def _lease(self) -> None:
         epoch, step, at = self.epoch, self.durable + 1, self.world.now
@@ -74,6 +81,9 @@ class Trainer:
         self._call("lease", lambda c: e.LeaseAsked(epoch, step, groups, c, at), self._leased)
 
     def _leased(self, command: e.BankCommand) -> None:
+        if isinstance(command, e.RefuseCall):  # as a trainer that is restarted for it
+            self._register()
+            return
         assert isinstance(command, e.SendBatch), command
         self.leases.append(command)
         self.waits.append(self.world.now - self._asked)

@@ -1,7 +1,8 @@
 """May a complete group be trained on?
 
 Owns: the verdict on one group. Promise: pure, and every refusal names what and whose; a group with
-a token of unknown version, or a token that no version claims, is never admitted (DESIGN §5.5).
+a token of unknown version, of one that is not in the run's line, or that no version claims, is
+never admitted (DESIGN §5.5). What is frozen already is not judged again (docs/adr/0006).
 Does not cover: staleness; what becomes of invalid siblings inside an admitted group (the trainer
 leaves them out of mean and gradient by their label).
 
@@ -68,6 +69,8 @@ def _tokens(valid: Iterable[tuple[int, Attempt]], lineage: Lineage) -> Admission
                 standing = lineage.standing(version)
                 if standing is Standing.FOREIGN:
                     return _filter(f"unknown_version {version} ({where})")
+                if standing is Standing.ABANDONED:
+                    return _filter(f"abandoned_version {version} ({where})")
                 if standing is Standing.AWAITED:
                     awaited = awaited or Admission(
                         Verdict.HOLD, f"unknown_version {version} ({where})"

@@ -49,7 +49,7 @@ class Attempt:
 
 
 class GroupAssembly:
-    """One group. `closed` groups have a fate and hold no data."""
+    """One group. `closed` groups have a fate and hold no data; `filtered` tells that fate."""
 
     def __init__(self, group: str):
         self.group = group
@@ -57,6 +57,7 @@ class GroupAssembly:
         self.siblings: dict[int, Attempt] = {}
         self.pinned: tuple[int, ...] | None = None
         self.closed = False
+        self.filtered = False
 
     def open(self, event: GroupOpened) -> str:
         """Empty, or why the event was refused."""
@@ -96,12 +97,15 @@ class GroupAssembly:
         return OLDER if known is not None and key.attempt < known.number else ""
 
     def pin(self, attempts: tuple[int, ...]) -> None:
-        """These attempts are in a batch: no other ever counts."""
+        """These attempts are in a batch: no other ever counts, nor did."""
         self.pinned = attempts
+        for sibling, attempt in [*self.siblings.items()]:
+            if sibling >= len(attempts) or attempt.number != attempts[sibling]:
+                del self.siblings[sibling]
 
     def close(self) -> None:
         """Filtered: nothing of the group is needed any more."""
-        self.closed = True
+        self.closed = self.filtered = True
         self.siblings.clear()
 
     def missing(self, repairs_max: int) -> str:

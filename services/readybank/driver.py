@@ -26,6 +26,7 @@ from services.readybank.machine import BankMachine
 T = TypeVar("T")
 Answer = e.SendBatch | e.AnswerRegistered | e.AnswerAcknowledged | e.RefuseCall
 _log = telemetry.logger("services.readybank")
+_TRACES_MAX = 100_000
 _WAIT_MAX_S = 5.0
 # Before groups and labels, so that what they refer to is known.
 _FIRST = ("versions", "jobs")
@@ -69,6 +70,7 @@ class BankDriver:
         self.calls = Calls()
         self._driver = MachineDriver[e.BankEvent, e.BankCommand](machine, self._execute, journal)
         self._read: dict[str, str] = {}
+        self._traces: dict[str, str] = {}
 
     async def feed(self, event: e.BankEvent) -> None:
         await self._driver.feed(event)
@@ -112,9 +114,17 @@ class BankDriver:
                 event = feed.event_of(message)
             except InvalidInput as error:
                 _log.error("entry left out: %s", error, extra={"stream": message.stream})
-                continue
+                event = e.EntryLeftOut(message.stream, message.id)
+            if isinstance(event, e.GroupOpened):
+                self._remember(event.group, message.traceparent)
             if event is not None:
                 await self.feed(event)
+
+    def _remember(self, group: str, traceparent: str) -> None:
+        """The trace of an open group, to be linked from its batch; bounded."""
+        while len(self._traces) >= _TRACES_MAX:
+            self._traces.pop(next(iter(self._traces)))
+        self._traces[group] = traceparent
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
         wait_s = self._config.redis_retry_s
@@ -131,7 +141,10 @@ class BankDriver:
         run = self.streams.run
         if isinstance(command, e.WriteFrozen):
             entry = feed.frozen_entry(run, command.batch)
-            await self._retried(lambda: self.streams.append([entry]))
+            # Many traces lead to one batch: links, not parents.
+            links = [self._traces.pop(m.group, "") for m in command.batch.members]
+            with telemetry.span("FreezeBatch", links=links, step=command.batch.step):
+                await self._retried(lambda: self.streams.append([entry]))
             _log.info("frozen", extra={"step": command.batch.step, "entry": entry.dedupe})
             return e.BatchFrozen(command.batch.step)
         if isinstance(command, e.WriteTrained):

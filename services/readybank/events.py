@@ -116,9 +116,12 @@ class JobCancelled(Event, frozen=True):
 
 
 class TrainerRegistered(Event, frozen=True):
+    """`last_batch`: the batch of `last_durable_step` as the trainer's checkpoint keeps it."""
+
     epoch: int
     last_durable_step: int
     call: str
+    last_batch: Batch | None = None
 
 
 class LeaseAsked(Event, frozen=True):
@@ -173,6 +176,13 @@ class TrainerEpochRestored(Event, frozen=True):
     epoch: int
 
 
+class EntryLeftOut(Event, frozen=True):
+    """An entry of a stream could not be read, so nothing of it counts."""
+
+    stream: str
+    id: str
+
+
 class Tick(Event, frozen=True):
     """Time passed."""
 
@@ -193,6 +203,7 @@ BankEvent = (
     | BatchRestored
     | FateRestored
     | TrainerEpochRestored
+    | EntryLeftOut
     | Tick
 )
 

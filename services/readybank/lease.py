@@ -7,6 +7,11 @@ and every caller that depends on it is answered after it is durable. Does not co
 
 A bank that restarted knows no registration. It then takes the newest trainer epoch at its word, so
 that its restart is nothing the trainer needs to notice.
+
+A bank may know less than a checkpoint: a power cut can take the last second of the streams. The
+groups of a step that the checkpoint has and the bank has not would be leased a second time. So a
+trainer brings the batch of its last step when it registers; the bank takes it, or, when it lacks a
+step that nobody brings, leases nothing and says what to restore.
 """
 
 from __future__ import annotations
@@ -26,6 +31,11 @@ from services.readybank.events import (
 )
 
 Answer = AnswerRegistered | AnswerAcknowledged
+_TOLD_MAX = 400
+_RESTORE = (
+    "restore the Redis data of this run, register with the last_batch that the checkpoint keeps, "
+    "or start a new run"
+)
 
 
 class Waiting(Value, frozen=True):
@@ -55,7 +65,7 @@ class Leases:
     last_durable: int = 0
     leased: int = 0  # newest step that the trainer's present incarnation has or has had
     frozen: dict[int, Batch] = field(default_factory=dict)
-    freezing: Batch | None = None
+    freezing: dict[int, Batch] = field(default_factory=dict)  # being written
     trained: set[int] = field(default_factory=set)
     waiting: Waiting | None = None
     _training: set[int] = field(default_factory=set)
@@ -65,19 +75,33 @@ class Leases:
     @property
     def newest(self) -> int:
         """The newest step with a composition."""
-        newest = max(self.frozen, default=0)
-        return max(newest, self.freezing.step) if self.freezing else newest
+        return max(max(self.frozen, default=0), max(self.freezing, default=0))
+
+    def batch(self, step: int) -> Batch | None:
+        """The composition of `step`, durable or being written."""
+        return self.frozen.get(step) or self.freezing.get(step)
+
+    def brought(self, event: TrainerRegistered) -> Batch | None:
+        """The batch that the trainer has and this bank has lost, if any: to be frozen now."""
+        batch = event.last_batch
+        if event.epoch < self.epoch or batch is None or self.batch(batch.step) is not None:
+            return None
+        return None if self._lost(batch.step - 1) else batch
 
     def register(self, event: TrainerRegistered) -> tuple[list[int], list[Answer | RefuseCall]]:
-        """Steps to record as trained now, and what to answer now."""
-        if event.epoch < self.epoch:
-            return [], [self._fenced(event.call, event.epoch, self.epoch)]
+        """Steps to record as trained now, and what to answer now.
+
+        A batch that was `brought` is being written by now.
+        """
+        refused = self._older(event.call, event.epoch) or self._unlike(event)
+        if refused:
+            return [], [refused]
         gone: list[Answer | RefuseCall] = []
         if event.epoch > self.epoch and self.waiting:
             gone, self.waiting = [self._fenced(self.waiting.call, self.epoch, event.epoch)], None
         self.epoch, self.registered = event.epoch, True
         self.last_durable = self.leased = event.last_durable_step
-        known = {*self.frozen, *({self.freezing.step} if self.freezing else ())}
+        known = self.frozen.keys() | self.freezing.keys()
         unseen = tuple(sorted(s for s in known if s > event.last_durable_step))
         answer = AnswerRegistered(event.call, unseen, event.last_durable_step + 1)
         steps, answers = self._when_trained(event.last_durable_step, answer)
@@ -119,20 +143,25 @@ class Leases:
     def wants(self) -> Waiting | None:
         """The waiting call whose step has no composition yet."""
         waiting = self.waiting
-        if waiting is None or self.freezing or waiting.step in self.frozen:
+        if waiting is None or self.batch(waiting.step):
             return None
         return waiting
 
     def freeze(self, batch: Batch) -> None:
         """The composition is being written; it stands from now on."""
-        self.freezing = batch
+        self.freezing[batch.step] = batch
         self._first_asked.clear()
 
-    def froze(self, step: int) -> None:
-        """The composition of `step` is durable."""
-        if self.freezing and self.freezing.step == step:
-            self.frozen[step] = self.freezing
-            self.freezing = None
+    def froze(self, step: int) -> list[int]:
+        """The composition of `step` is durable: steps to record as trained now."""
+        batch = self.freezing.pop(step, None)
+        if batch is None:
+            return []
+        self.frozen[step] = batch
+        if step in self._training or not any(step in p.steps for p in self._pending):
+            return []
+        self._training.add(step)
+        return [step]
 
     def due(self) -> tuple[Waiting, Batch] | None:
         """The waiting call and its durable batch, once; it is then no longer waiting."""
@@ -154,13 +183,42 @@ class Leases:
         return answers
 
     def _when_trained(self, step: int, answer: Answer) -> tuple[list[int], list[Answer]]:
-        missing = {s for s in self.frozen if s <= step and s not in self.trained}
+        known = self.frozen.keys() | self.freezing.keys()
+        missing = {s for s in known if s <= step and s not in self.trained}
         if not missing:
             return [], [answer]
-        fresh = sorted(missing - self._training)
-        self._training |= missing
+        fresh = sorted((missing & self.frozen.keys()) - self._training)
+        self._training.update(fresh)
         self._pending.append(_Pending(missing, answer))
         return fresh, []
+
+    def _lost(self, step: int) -> int:
+        """The first step up to `step` without a composition, 0 when there is none."""
+        return next((s for s in range(1, step + 1) if self.batch(s) is None), 0)
+
+    def _unlike(self, event: TrainerRegistered) -> RefuseCall | None:
+        """Why the trainer's checkpoint and the records here cannot both be true, if so."""
+        last, brought = event.last_durable_step, event.last_batch
+        known = self.batch(brought.step) if brought else None
+        if brought and known and known.members != brought.members:
+            return RefuseCall(
+                event.call,
+                f"the record here of step {known.step} says {told(known)}",
+                "last_batch",
+                told(brought),
+                "restore checkpoints and Redis data that belong together, or start a new run",
+            )
+        lost = self._lost(last)
+        if not lost:
+            return None
+        problem = (
+            f"the checkpoint has step {last}, and the record of step {lost} is lost here: its "
+            "groups would be trained twice"
+        )
+        return RefuseCall(event.call, problem, "last_durable_step", str(last), _RESTORE)
+
+    def _older(self, call: str, epoch: int) -> RefuseCall | None:
+        return self._fenced(call, epoch, self.epoch) if epoch < self.epoch else None
 
     def _unknown_trainer(self, call: str, epoch: int) -> RefuseCall | None:
         if epoch < self.epoch:
@@ -183,9 +241,13 @@ class Leases:
             way_out = f"ask for step {self.last_durable + 1}"
             return _refuse(event.call, problem, event.step, way_out)
         # Without a registration the trainer's word is taken, as far as it fits what is frozen.
-        newest = self.leased if self.registered else self.newest
-        if event.step > newest + 1 and (self.registered or self.frozen):
-            problem, way_out = "steps follow one another", f"ask for step {newest + 1}"
+        lost = 0 if self.registered else self._lost(event.step - 1)
+        if lost:
+            problem = f"this bank has no record of step {lost}"
+            way_out = "call RegisterTrainer with the checkpoint's batch, which brings it back"
+            return _refuse(event.call, problem, event.step, way_out)
+        if self.registered and event.step > self.leased + 1:
+            problem, way_out = "steps follow one another", f"ask for step {self.leased + 1}"
             return _refuse(event.call, problem, event.step, way_out)
         open_steps = [s for s in self.frozen if s not in self.trained]
         if event.step > self.newest and len(open_steps) >= self.rules.unacknowledged_max:
@@ -203,6 +265,12 @@ class Leases:
             f"stop: epoch {newest} is in charge",
             fenced=True,
         )
+
+
+def told(batch: Batch) -> str:
+    """Its members for people, cut to a length that fits a message."""
+    text = " ".join(f"{m.group}{[*m.attempts]}".replace(" ", "") for m in batch.members)
+    return text if len(text) <= _TOLD_MAX else f"{text[:_TOLD_MAX]}…"
 
 
 def _refuse(call: str, problem: str, step: int, way_out: str) -> RefuseCall:

@@ -1,8 +1,9 @@
 """The policy versions of a run, and which of them stand in the line of the newest one.
 
 Owns: the line. Promise: a version is `KNOWN` when the newest version descends from it,
-`AWAITED` when its record may still come, `FOREIGN` otherwise. Numbers are never reused and may have
-holes, so the line follows parents. Does not cover: how stale a version is.
+`ABANDONED` when the run made it on a branch that a trainer went back from, `AWAITED` when its
+record may still come, `FOREIGN` otherwise. Numbers are never reused and may have holes, so the line
+follows parents. Does not cover: how stale a version is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ class Standing(StrEnum):
     """What is known of a version."""
 
     KNOWN = "known"
+    ABANDONED = "abandoned"
     AWAITED = "awaited"
     FOREIGN = "foreign"
 
@@ -43,6 +45,8 @@ class Lineage:
     def standing(self, version: int) -> Standing:
         if version in self._line:
             return Standing.KNOWN
+        if version in self._parents:
+            return Standing.ABANDONED
         return Standing.AWAITED if version > self._newest else Standing.FOREIGN
 
     def _ancestry(self, version: int) -> set[int]:

@@ -20,10 +20,10 @@ from services.readybank import events as e
 from services.readybank.admission import Verdict, admit
 from services.readybank.assembly import EpisodeEvent, GroupAssembly
 from services.readybank.batch import choose
-from services.readybank.lease import Leases
+from services.readybank.lease import Leases, told
 from services.readybank.lineage import Lineage
 
-FENCED = "fenced"
+FENCED, UNREADABLE = "fenced", "unreadable"
 
 
 class BankMachine:
@@ -47,6 +47,7 @@ class BankMachine:
         self._leases = Leases(rules)
         self._moved = 0.0  # when something last progressed
         self._told = 0.0
+        self._unreadable = ""  # the newest entry that could not be read
         self._handlers: dict[type[Any], Callable[[Any, float], list[e.BankCommand]]] = {
             e.GroupOpened: self._on_opened,
             e.TurnRecorded: self._on_episode,
@@ -63,13 +64,14 @@ class BankMachine:
             e.BatchRestored: self._on_batch_restored,
             e.FateRestored: self._on_fate_restored,
             e.TrainerEpochRestored: self._on_trainer_epoch,
+            e.EntryLeftOut: self._on_left_out,
             e.Tick: self._on_tick,
         }
 
     def handle(self, event: e.BankEvent, now: float) -> list[e.BankCommand]:
         """One event in, decisions out. `now`: seconds, steady."""
         commands = self._handlers[type(event)](event, now)
-        if not isinstance(event, e.Tick):
+        if not isinstance(event, e.Tick | e.EntryLeftOut):
             self._moved = now
         return commands + self._serve()
 
@@ -157,8 +159,33 @@ class BankMachine:
     # The trainer
 
     def _on_registered(self, event: e.TrainerRegistered, now: float) -> list[e.BankCommand]:
+        commands: list[e.BankCommand] = []
+        brought = self._leases.brought(event)
+        if brought:
+            twice = [m.group for m in brought.members if self._in_a_batch(m.group)]
+            if twice:
+                return [self._refuse_twice(event.call, brought, twice[0])]
+            self._freeze(brought)
+            commands.append(e.WriteFrozen(brought))
         steps, answers = self._leases.register(event)
-        return [*self._write_trained(steps), *answers]
+        return [*commands, *self._write_trained(steps), *answers]
+
+    def _in_a_batch(self, group: str) -> bool:
+        known = self._groups.get(group)
+        return known is not None and known.pinned is not None
+
+    def _refuse_twice(self, call: str, batch: e.Batch, group: str) -> e.RefuseCall:
+        return e.RefuseCall(
+            call,
+            f"group {group} of the checkpoint's step {batch.step} stands in another batch here",
+            "last_batch",
+            told(batch),
+            "restore checkpoints and Redis data that belong together, or start a new run",
+        )
+
+    def _freeze(self, batch: e.Batch) -> None:
+        self._pin(batch)
+        self._leases.freeze(batch)
 
     def _on_asked(self, event: e.LeaseAsked, now: float) -> list[e.BankCommand]:
         self._told = now
@@ -176,13 +203,17 @@ class BankMachine:
         commands: list[e.BankCommand] = []
         for step in steps:
             batch = self._leases.frozen[step]
-            fates = tuple(e.FateRecord(m.group, Fate.TRAINED, step) for m in batch.members)
+            # One fate a group: one that was filtered while this batch's record was lost has its.
+            fates = tuple(
+                e.FateRecord(m.group, Fate.TRAINED, step)
+                for m in batch.members
+                if not self._groups[m.group].filtered
+            )
             commands.append(e.WriteTrained(batch, fates))
         return commands
 
     def _on_frozen(self, event: e.BatchFrozen, now: float) -> list[e.BankCommand]:
-        self._leases.froze(event.step)
-        return []
+        return self._write_trained(self._leases.froze(event.step))
 
     def _on_trained(self, event: e.BatchTrained, now: float) -> list[e.BankCommand]:
         return [*self._leases.ended(event.step)]
@@ -201,8 +232,7 @@ class BankMachine:
                 trainer_epoch=self._leases.epoch,
                 policy_version=self._lineage.published,
             )
-            self._pin(batch)
-            self._leases.freeze(batch)
+            self._freeze(batch)
             commands.append(e.WriteFrozen(batch))
         due = self._leases.due()
         if due:
@@ -243,11 +273,19 @@ class BankMachine:
 
     def _on_fate_restored(self, event: e.FateRestored, now: float) -> list[e.BankCommand]:
         if event.fate is Fate.FILTERED:
-            self._close(event.group)
+            group = self._group(event.group)
+            group.filtered = True
+            if group.pinned is None:  # else a checkpoint has it, and the batch may be sent again
+                self._close(event.group)
         return []
 
     def _on_trainer_epoch(self, event: e.TrainerEpochRestored, now: float) -> list[e.BankCommand]:
         self._leases.epoch = max(self._leases.epoch, event.epoch)
+        return []
+
+    def _on_left_out(self, event: e.EntryLeftOut, now: float) -> list[e.BankCommand]:
+        self.refused[UNREADABLE] += 1
+        self._unreadable = f"{event.stream} {event.id}"
         return []
 
     def _on_tick(self, event: e.Tick, now: float) -> list[e.BankCommand]:
@@ -259,6 +297,9 @@ class BankMachine:
         if waiting is not None and quiet >= self.rules.stall_s:
             self._told = now
             problem = f"step {waiting.step} waits for {waiting.groups} groups: {self.waits_for()}"
+            left_out = self.refused[UNREADABLE]
+            if left_out:
+                problem += f"; {left_out} unreadable entries left out, newest {self._unreadable}"
             commands.append(e.TellStall(problem))
         return commands
 

@@ -35,7 +35,10 @@ class ReadyBankServer(ReadyBankServiceServicer):
         if request.last_durable_step < 0:
             raise _invalid("last_durable_step", request.last_durable_step, "0 before the first")
         epoch, step = request.trainer_epoch, request.last_durable_step
-        answer = await self._ask("register", lambda call: e.TrainerRegistered(epoch, step, call))
+        batch = self._last_batch(request)
+        answer = await self._ask(
+            "register", lambda call: e.TrainerRegistered(epoch, step, call, batch)
+        )
         assert isinstance(answer, e.AnswerRegistered)
         return rb.RegisterTrainerResponse(
             steps_unseen=answer.steps_unseen, next_step=answer.next_step
@@ -68,6 +71,15 @@ class ReadyBankServer(ReadyBankServiceServicer):
         answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call))
         assert isinstance(answer, e.AnswerAcknowledged)
         return rb.AcknowledgeBatchResponse(groups_trained=answer.groups_trained)
+
+    def _last_batch(self, request: rb.RegisterTrainerRequest) -> e.Batch | None:
+        if not request.HasField("last_batch"):
+            return None
+        record, step = request.last_batch, request.last_durable_step
+        if (record.run, record.step) != (request.run, step) or step < 1 or not record.members:
+            wanted = f"send the whole batch of step {step} of run {request.run}, or none"
+            raise _invalid("last_batch", f"{record.run}/{record.step}", wanted)
+        return feed.batch_from_pb(record)
 
     def _check(self, run: str, epoch: int) -> None:
         if run != self._driver.streams.run:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster import lifecycle
+from services.trainer.adapters import worker
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -21,18 +23,26 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Exit status: 0 asked to stop, 2 an error for people."""
+    """Exit status: 0 asked to stop, 2 an error for people.
+
+    A stop waits for no work: a pass over one micro-batch, or the loading of a model, is not
+    interrupted, and nothing of it is needed any more.
+    """
     parser = argparse.ArgumentParser(prog="services.trainer", description="The GRPO trainer.")
     parser.add_argument("--config", type=Path, help="TOML file; without it, defaults")
-    # A pass over one micro-batch is not interrupted, so the drain may take some seconds.
     path = parser.parse_args().config
-    return lifecycle.run(_serve, name="trainer", config_path=path, grace_s=8.0)
+    status = lifecycle.run(_serve, name="trainer", config_path=path)
+    if worker.at_work():  # torch in a thread does not survive the end of the interpreter
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 async def _serve(life: lifecycle.Lifecycle) -> None:
     from muster.model import ensure_model
     from muster.registry import Registry
-    from muster.rpc import serve
+    from muster.rpc import Listener
     from muster.streams import connect, next_epoch
     from muster.v1.trainer_pb2_grpc import add_TrainerServiceServicer_to_server
     from services.trainer.config import TrainerConfig
@@ -40,17 +50,27 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
 
     config = life.config
     mine = config.section("trainer", TrainerConfig)
-    base = await asyncio.to_thread(ensure_model, config.model.path, config.state_dir / "cache")
+    path, cache = config.model.path, config.state_dir / "cache"
+    base = await worker.unless(life.stopping, lambda: ensure_model(path, cache), "model")
+    if base is None:
+        return
+    listener = Listener(mine.listen, field="trainer.listen")
     async with connect(config.redis) as redis:
         epoch = await next_epoch(redis, config.run, "trainer")
         registry = Registry(redis, config.run)
         driver = _driver(config, redis, epoch, base)
-        door = [(add_TrainerServiceServicer_to_server, TrainerServicer(driver))]
-        async with (
-            serve(mine.listen, door, names=[SERVICE], field="trainer.listen") as server,
-            registry.announce("trainer", f"trainer-{epoch}", server.address),
-        ):
-            await driver.run(life.stopping)
+
+        @asynccontextmanager
+        async def door() -> AsyncIterator[None]:
+            servicers = [(add_TrainerServiceServicer_to_server, TrainerServicer(driver))]
+            async with (
+                listener.serving(servicers, names=[SERVICE]) as server,
+                registry.announce("trainer", f"trainer-{epoch}", server.address),
+            ):
+                yield
+
+        driver.door = door
+        await driver.run(life.stopping)
 
 
 def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
@@ -59,6 +79,7 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
     from services.trainer.adapters.bank import GrpcBank
     from services.trainer.adapters.checkpoint import CheckpointStore
     from services.trainer.adapters.fleet import InferenceFleet
+    from services.trainer.adapters.model_files import side_names
     from services.trainer.adapters.version_log import RedisVersionLog
     from services.trainer.config import TrainerConfig
     from services.trainer.driver import Driver, DriverSettings
@@ -91,7 +112,7 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
     return Driver(
         settings,
         load=_loader(mine),
-        store=CheckpointStore(checkpoints, config.run, mine.checkpoints_keep),
+        store=CheckpointStore(checkpoints, config.run, mine.checkpoints_keep, side_names(base)),
         bank=bank,
         versions=RedisVersionLog(redis, config.run, epoch),
         fleet=InferenceFleet(registry, run=config.run, epoch=epoch, transfer=transfer),

@@ -1,6 +1,6 @@
 """A leased batch, and its episodes laid out as token sequences.
 
-Owns: `TrainBatch`, `Trajectory`, `Sequence`. Promise: every sampled token keeps its
+Owns: `FrozenBatch`, `TrainBatch`, `Trajectory`, `Sequence`. Promise: every sampled token keeps its
 log-probability, its version and its place; nothing is re-encoded; what cannot be trained on
 truthfully is refused by name. Does not cover: micro-batches (packing.py).
 """
@@ -30,13 +30,40 @@ class Trajectory(Value, frozen=True):
         return f"{self.group}.{self.sibling}.{self.attempt}"
 
 
+class BatchMember(Value, frozen=True):
+    """A group, and the attempt that counts for each sibling, in sibling order."""
+
+    group: str
+    attempts: tuple[int, ...]
+
+
+class FrozenBatch(Value, frozen=True):
+    """The bank's record of a step, as it was leased. A checkpoint keeps that of its own step and
+    brings it back to a bank that has lost it."""
+
+    step: int
+    members: tuple[BatchMember, ...]
+    asked_unix_s: float = 0.0
+    complete_unix_s: float = 0.0
+    trainer_epoch: int = 0
+    policy_version: int = 0
+
+
 class TrainBatch(Value, frozen=True):
     """The groups of one step, frozen by the bank."""
 
-    step: int
-    policy_version: int
-    groups: tuple[str, ...]
+    frozen: FrozenBatch
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def step(self) -> int:
+        """Which step it is for."""
+        return self.frozen.step
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Ids of its groups."""
+        return tuple(member.group for member in self.frozen.members)
 
 
 class Sequence(Value, frozen=True):

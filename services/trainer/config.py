@@ -39,7 +39,8 @@ class TrainerConfig(Section):
     logit_rows: int = Field(256, ge=1, le=1 << 16)
     """Sampled tokens whose logits over the whole vocabulary exist at one time."""
     step_kl_tokens: int = Field(512, ge=1, le=1 << 20)
-    """Sampled tokens on which the drift of a step is measured after it."""
+    """Sampled tokens on which the drift of a step is measured after it; those of groups without
+    contrast first, as they were held aside from the loss."""
     threads: int = Field(2, ge=1, le=1024)
     """Threads of PyTorch."""
     compute: Literal["bfloat16", "float32"] = "bfloat16"

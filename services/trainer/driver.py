@@ -1,8 +1,9 @@
 """Carries out what the trainer machine decides.
 
-Owns: the event loop of one trainer incarnation, the worker thread, retries. Promise: the commands
-of one answer are carried out in order; a bank or Redis that is away is waited for up to `retry_s`;
-on a stop the worker thread ends at its next check and the step in flight leaves no trace.
+Owns: the event loop of one trainer incarnation, retries. Promise: the commands of one answer are
+carried out in order; a bank or Redis that is away is waited for up to `retry_s`; the door to the
+outside opens once the weights are restored; a stop waits for no worker thread, and the step in
+flight leaves no trace.
 Does not cover: what comes after what (schedule.py).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +22,8 @@ from muster.errors import Refused, Unavailable
 from muster.types import Value
 from services.trainer import schedule as s
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
-from services.trainer.batch import TrainBatch
+from services.trainer.adapters.worker import in_daemon
+from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import plan_step, report_step
@@ -56,14 +59,17 @@ class Driver:
         bank: Bank,
         versions: VersionLog,
         fleet: Fleet,
+        door: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ):
         self.machine = s.TrainerMachine()
         self.settings = settings
         self._load, self._store, self._bank = load, store, bank
         self._versions, self._fleet = versions, fleet
+        self.door = door  # open while the trainer is restored and running
         self._events: asyncio.Queue[s.TrainerEvent] = asyncio.Queue(EVENTS_MAX)
         self._abort = threading.Event()
         self._lineage = Lineage({0: NO_PARENT}, 0)
+        self._last_batch: FrozenBatch | None = None  # of the newest checkpoint
         self._policy: Policy
         self._batch: TrainBatch
 
@@ -106,7 +112,7 @@ class Driver:
 
     async def _start(self) -> None:
         known = await self._retried("the versions stream", self._versions.known)
-        step, record = await asyncio.to_thread(self._restore)
+        step, record = await in_daemon(self._restore, "restore")
         self._lineage = self._lineage.join({v: k.parent for v, k in known.items()})
         recorded = known.get(record.version)
         if recorded and recorded.digest != record.digest:
@@ -116,13 +122,16 @@ class Driver:
                 value=record.digest,
                 way_out="use the model and checkpoints that the run began with, or a new run name",
             )
-        await self._events.put(s.Started(step, record, self._lineage.next_version))
+        async with self.door():
+            await self._events.put(s.Started(step, record, self._lineage.next_version))
+            await asyncio.Event().wait()  # until the end, when this task is cancelled
 
     def _restore(self) -> tuple[int, VersionRecord]:
         found = self._store.newest()
         if found:
             folder, meta = found
             self._policy, self._lineage = self._load(folder), meta.lineage
+            self._last_batch = meta.batch
             return meta.step, meta.record(folder)
         base = self.settings.base
         self._policy = self._load(base)
@@ -143,16 +152,17 @@ class Driver:
         match command:
             case s.Register():
                 found = await self._retried(
-                    "the ready bank", lambda: self._bank.register(command.last_durable_step)
+                    "the ready bank",
+                    lambda: self._bank.register(command.last_durable_step, self._last_batch),
                 )
                 return s.Registered(found.next_step)
             case s.LeaseBatch():
                 self._batch = await self._lease(command.step)
                 return s.BatchLeased(self._batch.step)
             case s.TrainStep():
-                return s.StepTrained(await asyncio.to_thread(self._train))
+                return s.StepTrained(await in_daemon(self._train, "train"))
             case s.SaveCheckpoint():
-                record = await asyncio.to_thread(self._save, command)
+                record = await in_daemon(lambda: self._save(command), "save")
                 return s.CheckpointSaved(command.step, record)
             case s.RecordVersion():
                 await self._retried(
@@ -166,7 +176,9 @@ class Driver:
                 state = self._policy.engine_state()
                 done = await self._retried(
                     "the registry",
-                    lambda: self._fleet.publish(state, command.version, command.parent),
+                    lambda: self._fleet.publish(
+                        state, command.version, command.parent, command.skip
+                    ),
                 )
                 return s.Published(done.reports, done.serving)
         raise TypeError(f"no such command: {command!r}")
@@ -197,6 +209,7 @@ class Driver:
             trainer_epoch=self.settings.epoch,
             lineage=grown,
             report=command.report,
+            batch=self._batch.frozen,
         )
         stop = self._abort.is_set
         folder = self._store.save(meta, lambda path: self._policy.write(path, stop), stop)
@@ -231,9 +244,13 @@ class Driver:
         if isinstance(event, s.StepTrained):
             _log.info("step %d trained", event.report.step, extra=_figures(event.report))
         if isinstance(event, s.Published):
-            for report in event.reports:
-                if report.error:
-                    _log.warning("replica %s missed it: %s", report.replica, report.error)
+            for name, missed in machine.missed.items():
+                # At tries 1, 2, 4, 8 …: told for as long as it lasts, and ever more seldom.
+                fresh = any(report is missed.report for report in event.reports)
+                if fresh and missed.tries & (missed.tries - 1) == 0:
+                    text = "replica %s has missed version %d, %d tries: %s"
+                    version, error = machine.record.version, missed.report.error
+                    _log.warning(text, name, version, missed.tries, error)
 
 
 def _figures(report: StepReport) -> dict[str, float]:

@@ -29,11 +29,20 @@ class Mismatch(Value, frozen=True):
 
 
 class StepFigures(Value, frozen=True):
-    """What training measured. `per_trajectory` is keyed by trajectory id."""
+    """What training measured. `per_trajectory` is keyed by trajectory id.
+
+    step_kl: estimate of the per-token KL(v‖v+1) on `step_kl_tokens` sampled tokens of the batch, in
+    micro-batches drawn at random (the seed is the step). Groups without contrast are drawn first:
+    their tokens, `step_kl_tokens_aside` of them, were held aside from the loss. The others are
+    in-sample, where a step moves most, so with few tokens aside the figure is rather too high than
+    too low. It says nothing about contexts unlike the batch's.
+    """
 
     loss: float = 0.0
     grad_norm: float = 0.0
     step_kl: float = 0.0
+    step_kl_tokens: int = 0
+    step_kl_tokens_aside: int = 0
     clipped_share: float = 0.0
     mismatch: Mismatch = Mismatch()
     per_trajectory: dict[str, Mismatch] = {}

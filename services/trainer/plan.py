@@ -30,6 +30,25 @@ class StepPlan(Value, frozen=True):
         return len({sequence.trajectory for sequence in self.sequences})
 
     @property
+    def with_contrast(self) -> tuple[int, ...]:
+        """Indexes of the sequences whose group gives a gradient.
+
+        By the group and not by the advantage: a sibling at its group's mean has none, but its
+        tokens count in the token mean, whatever the last bit of that advantage says.
+        """
+        return self._where(True)
+
+    @property
+    def without_contrast(self) -> tuple[int, ...]:
+        """Indexes of the other sequences: held aside from the loss."""
+        return self._where(False)
+
+    def _where(self, contrast: bool) -> tuple[int, ...]:
+        giving = {group.group for group in self.credit.groups if group.has_variance}
+        found = enumerate(self.sequences)
+        return tuple(i for i, sequence in found if (sequence.group in giving) is contrast)
+
+    @property
     def tokens(self) -> int:
         """Sampled tokens that count."""
         return sum(len(sequence.sampled) for sequence in self.sequences)

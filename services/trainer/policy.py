@@ -1,7 +1,9 @@
 """The seat for a policy: what the driver needs from whatever is being trained.
 
 Promise of an implementation: `train` either moves the weights by one whole step and returns, or
-raises and has moved nothing; `write` then `load` of the same folder gives the same next step.
+raises; if it raises after it had begun to move them, the policy is spent and every later call of it
+raises, so half a step is never saved, published or trained on. `write` then `load` of the same
+folder gives the same next step.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ Stop = Callable[[], bool]
 
 
 class Stopped(Exception):
-    """The process is asked to end; nothing was changed."""
+    """The process is asked to end; what was under way is as if it had never begun."""
 
 
 class Policy(Protocol):

@@ -7,10 +7,11 @@ has taken over.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from muster.types import Value
-from services.trainer.batch import TrainBatch
+from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
 
 
@@ -50,7 +51,10 @@ class VersionRecord(Value, frozen=True):
 class Bank(Protocol):
     """The ready bank. Every call is retried by its caller, so each must be idempotent there."""
 
-    async def register(self, last_durable_step: int) -> Registration: ...
+    async def register(
+        self, last_durable_step: int, last_batch: FrozenBatch | None
+    ) -> Registration:
+        """`last_batch`: the batch of that step; None before the first."""
 
     async def lease(self, step: int) -> TrainBatch:
         """Waits until the batch is there."""
@@ -89,8 +93,10 @@ class Fleet(Protocol):
     def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
         """Name of a set of weights: equal weights, equal digest. Runs in a worker thread."""
 
-    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
-        """Bring the weights to every replica that does not serve `version`.
+    async def publish(
+        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
+    ) -> Publication:
+        """Bring the weights to every replica that does not serve `version`, but those in `skip`.
 
         Only Fenced is raised; a replica that fails has its error in its report.
         """

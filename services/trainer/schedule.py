@@ -143,10 +143,11 @@ class AcknowledgeBatch(Command, frozen=True):
 
 
 class Publish(Command, frozen=True):
-    """Bring the current version to every replica that serves another."""
+    """Bring the current version to every replica that serves another, but those in `skip`."""
 
     version: int
     parent: int
+    skip: tuple[str, ...] = ()
 
 
 class Halt(Command, frozen=True):
@@ -154,6 +155,10 @@ class Halt(Command, frozen=True):
 
     problem: str = ""
     way_out: str = ""
+
+
+MISSED_DUES_MAX = 12
+"""With the default of one ReplicasDue in 5 s: a minute."""
 
 
 class Phase(StrEnum):
@@ -167,14 +172,27 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
+class Missed(Value, frozen=True):
+    """A replica that has not taken the current version: how often in a row it was tried, the error
+    of the last try, and at which ReplicasDue it is tried again."""
+
+    tries: int
+    report: ReplicaReport
+    again: int
+
+
 class TrainerMachine:
-    """See the module. To be read: `phase`, `step` (last durable one), `record` (its version)."""
+    """See the module. To be read: `phase`, `step` (last durable one), `record` (its version),
+    `missed` (by replica). A replica that keeps failing is tried ever more seldom, at last every
+    `MISSED_DUES_MAX` ReplicasDue; a new version is tried at once."""
 
     def __init__(self) -> None:
         self.phase = Phase.STARTING
         self.step = 0
         self.record = VersionRecord(0, NO_PARENT, "", "")
+        self.missed: dict[str, Missed] = {}
         self._next_version = 1
+        self._dues = 0  # ReplicasDue so far
         self._leasing = False  # a lease was asked for and has not come
         self._arrived = 0  # step of a batch that is here and not dealt with
         self._handlers: dict[type[TrainerEvent], Callable[[Any], list[Command]]] = {
@@ -220,10 +238,12 @@ class TrainerMachine:
         return self._publish()
 
     def _on_published(self, event: Published) -> list[Command]:
+        self._note_missed(event.reports)
         return [*self._record_publication(event), *self._go_on()]
 
     def _on_replicas_due(self, event: ReplicasDue) -> list[Command]:
         del event
+        self._dues += 1
         return self._publish() if self.phase is Phase.WAITING else []
 
     def _on_stop(self, event: StopRequested) -> list[Command]:
@@ -232,7 +252,21 @@ class TrainerMachine:
 
     def _publish(self) -> list[Command]:
         self.phase = Phase.PUBLISHING
-        return [Publish(self.record.version, self.record.parent)]
+        return [Publish(self.record.version, self.record.parent, self._skipped())]
+
+    def _skipped(self) -> tuple[str, ...]:
+        return tuple(name for name, known in self.missed.items() if self._dues < known.again)
+
+    def _note_missed(self, reports: tuple[ReplicaReport, ...]) -> None:
+        """One that was tried without a report has gone, or serves the version."""
+        kept = {name: self.missed[name] for name in self._skipped()}
+        for report in reports:
+            if report.error:
+                known = self.missed.get(report.replica)
+                tries = known.tries + 1 if known else 1
+                wait = min(2 ** (tries - 1), MISSED_DUES_MAX)
+                kept[report.replica] = Missed(tries, report, self._dues + wait)
+        self.missed = kept
 
     def _record_publication(self, event: Published) -> list[Command]:
         served = any(not report.error for report in event.reports)
@@ -276,6 +310,7 @@ class TrainerMachine:
     def _on_saved(self, event: CheckpointSaved) -> list[Command]:
         self.step, self.record = event.step, event.record
         self._next_version = event.record.version + 1
+        self.missed = {}
         return [RecordVersion(event.record), AcknowledgeBatch(event.step)]
 
     def _halt(self, problem: str = "", way_out: str = "") -> list[Command]:

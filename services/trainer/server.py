@@ -6,7 +6,7 @@ from typing import Any
 
 from muster.v1 import trainer_pb2 as pb
 from muster.v1.trainer_pb2_grpc import TrainerServiceServicer
-from services.trainer.adapters.version_log import record_to_pb
+from services.trainer.adapters.version_log import record_to_pb, replica_to_pb
 from services.trainer.driver import Driver
 from services.trainer.schedule import Phase
 
@@ -30,13 +30,16 @@ class TrainerServicer(TrainerServiceServicer):
     async def GetTrainerStatus(
         self, request: pb.GetTrainerStatusRequest, context: Any
     ) -> pb.GetTrainerStatusResponse:
-        """Phase, last durable step, its version and checkpoint."""
+        """Phase, last durable step, its version and checkpoint; `last.publications` are those of
+        the replicas that have not taken the version, with the error of the newest try."""
         machine = self._driver.machine
+        last = record_to_pb(machine.record)
+        last.publications.extend(replica_to_pb(m.report) for m in machine.missed.values())
         return pb.GetTrainerStatusResponse(
             phase=_PHASES[machine.phase],
             trainer_epoch=self._driver.settings.epoch,
             step=machine.step,
             version=machine.record.version,
             checkpoint=machine.record.checkpoint,
-            last=record_to_pb(machine.record),
+            last=last,
         )

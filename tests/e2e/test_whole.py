@@ -278,6 +278,13 @@ def test_a_group_is_one_trace_from_its_submission_through_every_service(whole: W
     assert "/muster.v1.InferenceService/Generate" in served
 
 
+def test_a_batch_links_to_the_traces_of_its_groups(whole: Whole) -> None:
+    groups = {s["trace"] for s in _spans(whole, "router") if s["name"] == "OpenGroup"}
+    frozen = [s for s in _spans(whole, "readybank") if s["name"] == "FreezeBatch"]
+    assert len(frozen) == 2
+    assert all(len(s["links"]) == 4 and set(s["links"]) <= groups for s in frozen)
+
+
 def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
     """Read from the traces: a span stands for each call that a service answered."""
     wanted = {

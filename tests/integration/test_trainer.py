@@ -6,6 +6,8 @@ The model is a random Llama of a few thousand parameters, so what is tested is e
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -143,7 +145,8 @@ def ended(processes: Processes) -> Iterator[None]:
     finally:
         if processes._trainer:
             processes.end_trainer(signal.SIGKILL)
-        processes.bank.end(signal.SIGKILL)
+        if processes.bank.process:
+            processes.bank.end(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -199,6 +202,61 @@ async def test_a_trainer_killed_after_its_checkpoint_trains_nothing_twice(
     assert (one.digest, two.digest) == (first.digest, second.digest)
     assert (one.trainer_epoch, two.trainer_epoch) == (1, 2)
     assert two.lineage.parents == {0: -1, 1: 0, 2: 1}
+
+
+async def test_a_bank_that_lost_a_trained_batch_gets_it_back_from_the_checkpoint(
+    processes: Processes, redis: Redis, run: str
+) -> None:
+    """A power cut took the bank's records of step 1; nothing of it is leased a second time."""
+    streams = RunStreams(redis, run)
+    with ended(processes):
+        processes.bank.start()
+        processes.start_trainer()
+        await processes.router.group("g-0", scored(1.0), scored(0.0))
+        await processes.fates(1)
+        assert processes.end_trainer(signal.SIGTERM) == 0
+        processes.bank.end(signal.SIGKILL)
+        (frozen, _) = await streams.read_all("batches")
+        for name in ("batches", "fates"):
+            await redis.delete(streams.key(name), streams.key("seen", name))
+        processes.bank.start()
+        processes.start_trainer()
+        await processes.router.group("g-1", scored(0.0), scored(1.0))
+        assert await processes.fates(2) == [
+            ("g-0", ev.FATE_TRAINED, 1),
+            ("g-1", ev.FATE_TRAINED, 2),
+        ]
+        assert processes.end_trainer(signal.SIGTERM) == 0
+    assert (await streams.read_all("batches"))[0].data == frozen.data
+
+
+async def test_a_trainer_asked_to_stop_while_it_loads_ends_in_good_order(
+    processes: Processes, redis: Redis, run: str
+) -> None:
+    """And nobody was told that it serves."""
+    folder = processes.checkpoints / "step-000001"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "meta.json")  # reading it blocks until somebody writes
+    with ended(processes):
+        processes.start_trainer()
+        pipe = await _once_read(folder / "meta.json")
+        try:
+            assert await Registry(redis, run).list("trainer") == []
+            assert processes.end_trainer(signal.SIGTERM) == 0
+        finally:
+            os.close(pipe)
+
+
+async def _once_read(pipe: Path) -> int:
+    """A handle for writing, once somebody waits for what is written."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # nobody reads yet
+                    raise
+            await asyncio.sleep(0.05)
 
 
 async def test_a_bank_killed_while_a_lease_waits_is_found_again(processes: Processes) -> None:

@@ -1,4 +1,5 @@
-"""The bank against a dumb oracle, over random histories, interleavings, repeats and restarts.
+"""The bank against a dumb oracle, over random histories, interleavings, repeats, restarts and
+losses of the newest records.
 
 The oracle looks at everything that was fed so far and says which groups are whole, with which
 attempts, and since when. The machine must freeze exactly the oldest of those, at once, and never
@@ -18,7 +19,7 @@ from muster.types import EpisodeKey, Outcome, OutcomeLabel
 from services.readybank import events as e
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
-from sim.store import RunStore
+from tests.scenarios.lossy_store import LossyStore
 
 RULES = e.BankRules(valid_min=1, repairs_max=1, unacknowledged_max=100)
 Message = tuple[str, Any]  # (stream, event)
@@ -104,7 +105,7 @@ class Bench:
     """A machine, its store, and all that it ever said."""
 
     def __init__(self) -> None:
-        self.store, self.machine = RunStore(), BankMachine(RULES)
+        self.store, self.machine = LossyStore(), BankMachine(RULES)
         self.fed: list[Any] = []
         self.fates: list[str] = []
         self.frozen: dict[int, e.Batch] = {}
@@ -112,6 +113,9 @@ class Bench:
         self.asked: tuple[int, int] | None = None  # step, groups
         self.again: e.SendBatch | None = None  # the last batch that was sent
         self.epoch = 1
+        self.durable = 0  # newest step in the trainer's checkpoint
+        self.brought: e.Batch | None = None  # what it says of that step when it registers
+        self.refused = False
 
     def feed(self, event: e.BankEvent) -> None:
         for command in self.machine.handle(event, 0.0):
@@ -126,13 +130,16 @@ class Bench:
         elif isinstance(command, e.WriteTrained):
             self.fates += [fate.group for fate in command.fates]
         elif isinstance(command, e.WriteFrozen):
-            self.check_choice(command.batch)
+            if command.batch != self.brought:
+                self.check_choice(command.batch)
             self.frozen[command.batch.step] = command.batch
         elif isinstance(command, e.SendBatch):
             said = self.again = msgspec.structs.replace(command, call="")
             assert said.batch == self.frozen[said.batch.step]
             assert said == self.sent.setdefault(said.batch.step, said)
             self.asked = None
+        elif isinstance(command, e.RefuseCall) and command.call == "register":
+            self.refused = True
 
     def candidates(self) -> list[tuple[float, str, tuple[int, ...]]]:
         used = {m.group for b in self.frozen.values() for m in b.members} | set(self.fates)
@@ -148,6 +155,7 @@ class Bench:
     def check_rest(self) -> None:
         """Nothing that could be said was left unsaid, nothing was said twice."""
         assert len(self.fates) == len(set(self.fates))
+        assert not self.store.conflicts
         if self.asked is not None:
             assert len(self.candidates()) < self.asked[1]
         frozen = [m.group for b in self.frozen.values() for m in b.members]
@@ -175,15 +183,40 @@ class Bench:
         if self.asked is not None:
             self.lease(self.asked[1])
 
+    def acknowledge(self) -> None:
+        self.durable = max(self.frozen)
+        self.feed(e.AckAsked(self.epoch, self.durable, "ack"))
+
     def trainer_returns(self, step: int) -> None:
         """A new incarnation whose checkpoint ends before `step` gets what the former one got."""
         self.epoch += 1
         self.asked = None
-        self.feed(e.TrainerRegistered(self.epoch, step - 1, "register"))
-        for again in range(step, max(self.frozen) + 1):
+        self.durable = step - 1
+        self.brought = self.sent[self.durable].batch if self.durable else None
+        self.feed(e.TrainerRegistered(self.epoch, self.durable, "register", self.brought))
+        if self.refused:
+            return
+        assert self.brought is None or self.frozen[self.durable] == self.brought
+        for again in range(step, max(self.frozen, default=0) + 1):
             self.again = None
             self.feed(e.LeaseAsked(self.epoch, again, 1, "again", 0.0))
             assert self.again == self.sent[again]
+
+    def records_lost(self, count: int) -> None:
+        """The bank's last records are gone and it restarts; the trainer's checkpoint is not gone.
+
+        Then no group of any step of the checkpoint is ever leased again, or nothing is.
+        """
+        self.store.lose(count)
+        self.frozen, self.fates = dict(self.store.batches), list(self.store.fates)
+        known = set(self.frozen) | {self.durable}
+        self.sent = {step: sent for step, sent in self.sent.items() if step in known}
+        self.asked = None
+        self.restart()
+        self.trainer_returns(self.durable + 1)
+        assert self.refused == any(step not in known for step in range(1, self.durable))
+        if not self.refused:
+            self.restart()
 
 
 actions = st.lists(
@@ -196,6 +229,7 @@ actions = st.lists(
         st.tuples(st.just("ack"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
         st.tuples(st.just("return"), st.integers(0, 50)),
+        st.tuples(st.just("lose"), st.integers(1, 4)),
     ),
     max_size=40,
 )
@@ -209,21 +243,77 @@ def test_the_bank_says_what_the_oracle_says(
     bench, left = Bench(), list(history)
     # Whatever is left when the actions are over comes at the end.
     for action, value in [*todo, *[("put", False)] * len(left), ("lease", 1), ("restart", 0)]:
-        if action == "put" and left:
-            bench.put(left.pop(0), value)
-        elif action == "lease" and bench.asked is None:
-            bench.lease(value)
-        elif action == "repeat" and bench.fed:
-            bench.feed(bench.fed[value % len(bench.fed)])
-        elif action == "stale" and bench.fed:
-            _former_owner(bench, bench.fed[value % len(bench.fed)])
-        elif action == "ack" and bench.frozen:
-            bench.feed(e.AckAsked(bench.epoch, max(bench.frozen), "ack"))
-        elif action == "restart":
-            bench.restart()
-        elif action == "return" and bench.frozen:
-            bench.trainer_returns(1 + value % len(bench.frozen))
+        _act(bench, left, action, value)
+        if bench.refused:  # it says what to restore, and leases nothing
+            return
         bench.check_rest()
+
+
+def _act(bench: Bench, left: list[list[Message]], action: str, value: Any) -> None:
+    if action == "put" and left:
+        bench.put(left.pop(0), value)
+    elif action == "lease" and bench.asked is None:
+        bench.lease(value)
+    elif action == "repeat" and bench.fed:
+        bench.feed(bench.fed[value % len(bench.fed)])
+    elif action == "stale" and bench.fed:
+        _former_owner(bench, bench.fed[value % len(bench.fed)])
+    elif action == "ack" and bench.frozen:
+        bench.acknowledge()
+    elif action == "restart":
+        bench.restart()
+    elif action == "return" and bench.frozen:
+        bench.trainer_returns(1 + value % len(bench.frozen))
+    elif action == "lose":
+        bench.records_lost(value)
+
+
+afterthoughts = st.sampled_from([None, None, INFRA, scored(0.0)])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(afterthoughts, min_size=1, max_size=6),
+    st.integers(0, 6),
+    st.integers(0, 2),
+    st.integers(1, 6),
+)
+def test_lost_records_lead_to_no_second_training(
+    after: list[OutcomeLabel | None], early: int, untrained: int, lost: int
+) -> None:
+    """The `early` groups are leased, and all but `untrained` of them are in a checkpoint.
+
+    Some routers then start another attempt where nobody needs one: once the record of the batch is
+    lost, that attempt is the newest.
+    """
+    bench = Bench()
+    for number in range(len(after)):
+        bench.put(_group(number), late=False)
+        if number < early:
+            bench.lease(1)
+        if number < early - untrained:
+            bench.acknowledge()
+    for number, label in enumerate(after):
+        if label is not None:
+            bench.put(_attempt(number, 1, label), late=False)
+    bench.records_lost(lost)
+    while not bench.refused and bench.asked is None:
+        bench.lease(1)
+        bench.check_rest()
+    if bench.frozen and not bench.refused:
+        bench.acknowledge()
+        bench.restart()
+        bench.trainer_returns(1)  # to a checkpoint before all of them: it gets them all again
+        bench.check_rest()
+
+
+def _group(number: int) -> list[Message]:
+    return [("events", opened(f"g{number}", 1)), *_attempt(number, 0, scored(1.0))]
+
+
+def _attempt(number: int, which: int, label: OutcomeLabel) -> list[Message]:
+    events, said = attempt(EpisodeKey(RUN, f"g{number}", 0, which, 1), label, at=float(number))
+    return [*(("events", event) for event in events), ("outcomes", said)]
 
 
 def _former_owner(bench: Bench, event: Any) -> None:

@@ -7,11 +7,13 @@ Verbs (name=value arguments may be left out):
                                    LABEL: a reward, infra or unknown
   version N                        [parent= published=1]
   cancel JOB
-  register | lease | ack           [epoch= step= groups= durable=]
+  register | lease | ack           [epoch= step= groups= durable= batch=a[0,1];b[0]]
   gone CALL
   tick SECONDS
   writes off | on                  off: the bank is killed before its writes land
   writes held, land                held: they land at the next `land`
+  lose N                           the last N records of the bank are gone from the store
+  unreadable STREAM ID             an entry that means nothing
   restart                          a new bank reads the store
   show                             where things stand
 """
@@ -28,7 +30,7 @@ from muster.types import EpisodeKey
 from services.readybank import events as e
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
-from sim.store import RunStore
+from tests.scenarios.lossy_store import LossyStore
 
 HERE = Path(__file__).parent
 
@@ -37,7 +39,7 @@ class Story:
     """Runs the lines of one file."""
 
     def __init__(self) -> None:
-        self.rules, self.store, self.now, self.calls = e.BankRules(), RunStore(), 0.0, 0
+        self.rules, self.store, self.now, self.calls = e.BankRules(), LossyStore(), 0.0, 0
         self.machine = BankMachine(self.rules)
         self.writes = "on"
         self.held: list[e.BankCommand] = []
@@ -104,8 +106,12 @@ class Story:
         self.calls += 1
         return f"{kind}-{self.calls}"
 
-    def do_register(self, epoch: str = "1", durable: str = "0") -> list[str]:
-        return self.feed(e.TrainerRegistered(int(epoch), int(durable), self.call("register")))
+    def do_register(self, epoch: str = "1", durable: str = "0", batch: str = "") -> list[str]:
+        step, last = int(durable), None
+        if batch:
+            members = tuple(_member(word) for word in batch.split(";"))
+            last = e.Batch(step, members, 0.0, 0.0, 1, 0)
+        return self.feed(e.TrainerRegistered(int(epoch), step, self.call("register"), last))
 
     def do_lease(self, step: str, groups: str = "1", epoch: str = "1") -> list[str]:
         call = self.call("lease")
@@ -128,6 +134,13 @@ class Story:
     def do_land(self) -> list[str]:
         self.writes, held, self.held = "on", self.held, []
         return [line for command in held for line in self.land(command)]
+
+    def do_lose(self, records: str) -> list[str]:
+        self.store.lose(int(records))
+        return []
+
+    def do_unreadable(self, stream: str, id: str) -> list[str]:
+        return self.feed(e.EntryLeftOut(stream, id))
 
     def do_restart(self) -> list[str]:
         self.machine = BankMachine(self.rules)
@@ -159,6 +172,11 @@ def tell(command: Any) -> str:
         return f"{kind} {command.call}: {where}: {command.problem} → {command.way_out}"
     assert isinstance(command, e.TellStall)
     return f"stall: {command.problem}"
+
+
+def _member(text: str) -> e.BatchMember:
+    group, _, attempts = text.rstrip("]").partition("[")
+    return e.BatchMember(group, tuple(int(attempt) for attempt in attempts.split(",")))
 
 
 def _members(batch: e.Batch) -> str:

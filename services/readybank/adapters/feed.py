@@ -92,8 +92,7 @@ def restored_batches(messages: list[Received]) -> list[e.BatchRestored]:
         record = ev.BatchRecord.FromString(message.data)
         if record.stage == ev.BATCH_STAGE_TRAINED:
             trained.add(record.step)
-        else:
-            frozen.setdefault(record.step, batch_from_pb(record))
+        frozen.setdefault(record.step, batch_from_pb(record))
     return [e.BatchRestored(frozen[step], step in trained) for step in sorted(frozen)]
 
 

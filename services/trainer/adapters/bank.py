@@ -15,13 +15,11 @@ from muster import codec, rpc
 from muster.errors import InvalidInput, Unavailable
 from muster.registry import Registry
 from muster.streams import reaching_redis
+from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as pb
 from muster.v1.readybank_pb2_grpc import ReadyBankServiceStub
-from services.trainer.batch import TrainBatch, Trajectory
+from services.trainer.batch import BatchMember, FrozenBatch, TrainBatch, Trajectory
 from services.trainer.ports import Registration
-
-if TYPE_CHECKING:
-    from muster.v1.readybank_pb2_grpc import ReadyBankServiceAsyncStub
 
 if TYPE_CHECKING:
     from muster.v1.readybank_pb2_grpc import ReadyBankServiceAsyncStub
@@ -43,10 +41,15 @@ class GrpcBank:
         self._registry, self._run, self._epoch, self._groups = registry, run, epoch, groups
         self._lease_wait_s, self._deadline_s = lease_wait_s, call_deadline_s
 
-    async def register(self, last_durable_step: int) -> Registration:
+    async def register(
+        self, last_durable_step: int, last_batch: FrozenBatch | None
+    ) -> Registration:
         """See ports.Bank."""
         request = pb.RegisterTrainerRequest(
-            run=self._run, trainer_epoch=self._epoch, last_durable_step=last_durable_step
+            run=self._run,
+            trainer_epoch=self._epoch,
+            last_durable_step=last_durable_step,
+            last_batch=frozen_to_pb(self._run, last_batch) if last_batch else None,
         )
         async with rpc.channel(await self._address()) as channel:
             stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
@@ -107,8 +110,31 @@ def batch_from_pb(parts: list[pb.LeaseBatchResponse]) -> TrainBatch:
             value=f"{header.run}/{header.step}",
             way_out="see the ready bank's log: a frozen batch must be sent whole",
         )
-    groups = tuple(member.group for member in header.members)
-    return TrainBatch(header.step, header.policy_version, groups, items)
+    return TrainBatch(frozen_from_pb(header), items)
+
+
+def frozen_from_pb(record: ev.BatchRecord) -> FrozenBatch:
+    return FrozenBatch(
+        step=record.step,
+        members=tuple(BatchMember(m.group, tuple(m.attempts)) for m in record.members),
+        asked_unix_s=record.asked_unix_s,
+        complete_unix_s=record.complete_unix_s,
+        trainer_epoch=record.trainer_epoch,
+        policy_version=record.policy_version,
+    )
+
+
+def frozen_to_pb(run: str, batch: FrozenBatch) -> ev.BatchRecord:
+    return ev.BatchRecord(
+        run=run,
+        step=batch.step,
+        stage=ev.BATCH_STAGE_FROZEN,
+        members=[ev.BatchMember(group=m.group, attempts=m.attempts) for m in batch.members],
+        asked_unix_s=batch.asked_unix_s,
+        complete_unix_s=batch.complete_unix_s,
+        trainer_epoch=batch.trainer_epoch,
+        policy_version=batch.policy_version,
+    )
 
 
 def _trajectory(message: pb.LeasedTrajectory) -> Trajectory:

@@ -12,13 +12,14 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
 
-from muster.errors import InvalidInput
+from muster.errors import InvalidInput, Refused
 from muster.types import Value
+from services.trainer.batch import FrozenBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import Lineage
 from services.trainer.policy import Stop, Stopped
@@ -47,12 +48,8 @@ class CheckpointMeta(Value, frozen=True):
     trainer_epoch: int
     lineage: Lineage
     report: StepReport
+    batch: FrozenBatch | None = None
     files: dict[str, FileMark] = {}
-
-    @property
-    def batch(self) -> str:
-        """Id of the batch that the step was trained on: (run, step)."""
-        return f"{self.run}/{self.step}"
 
     def record(self, folder: Path) -> VersionRecord:
         """Its entry in the versions stream."""
@@ -62,10 +59,10 @@ class CheckpointMeta(Value, frozen=True):
 
 
 class CheckpointStore:
-    """The checkpoints of one run, under `root`."""
+    """The checkpoints of one run, under `root`. `required`: files that each must have."""
 
-    def __init__(self, root: Path, run: str, keep: int):
-        self._root, self._run, self._keep = root, run, keep
+    def __init__(self, root: Path, run: str, keep: int, required: Collection[str] = ()):
+        self._root, self._run, self._keep, self._required = root, run, keep, required
 
     def newest(self) -> tuple[Path, CheckpointMeta] | None:
         """The newest checkpoint, checked; None before the first. Sweeps what was half written.
@@ -92,12 +89,16 @@ class CheckpointStore:
         return folders[-1], meta
 
     def save(self, meta: CheckpointMeta, write: Callable[[str], None], stop: Stop) -> Path:
-        """Make a checkpoint: `write` fills the folder. Returns its path once it is durable."""
+        """Make a checkpoint: `write` fills the folder. Returns its path once it is durable.
+
+        Raises Refused, and leaves the ones before, when it would lack a required file.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         draft = self._root / f".writing-{meta.step:06d}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         write(str(draft))
+        self._check_required(draft)
         files: dict[str, FileMark] = {}
         for path in sorted(draft.rglob("*")):
             if stop():
@@ -118,6 +119,17 @@ class CheckpointStore:
         for old in self._folders()[: -self._keep]:
             shutil.rmtree(old)
         return target
+
+    def _check_required(self, draft: Path) -> None:
+        missing = [name for name in sorted(self._required) if not (draft / name).is_file()]
+        if missing:
+            raise Refused(
+                "the new checkpoint would not load as a model, so it was not finished: it lacks "
+                + ", ".join(missing),
+                field="checkpoint",
+                value=draft,
+                way_out="restart the trainer with the model folder that the run began with",
+            )
 
     def _folders(self) -> list[Path]:
         found = [(_NAME.fullmatch(path.name), path) for path in self._root.iterdir()]

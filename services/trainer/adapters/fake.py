@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import json
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from muster.errors import Unavailable
-from services.trainer.batch import TrainBatch
+from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepFigures
 from services.trainer.plan import StepPlan
 from services.trainer.policy import Stop, Stopped
@@ -68,13 +69,17 @@ class FakeBank:
     def __init__(self, batches: dict[int, TrainBatch]):
         self.batches, self.acknowledged = batches, [0]
         self.registered: list[int] = []
+        self.brought: list[FrozenBatch | None] = []
         self.away = 0  # so many calls fail before the next succeeds
         self.drained = asyncio.Event()  # a lease waits for a batch that does not exist
 
-    async def register(self, last_durable_step: int) -> Registration:
+    async def register(
+        self, last_durable_step: int, last_batch: FrozenBatch | None
+    ) -> Registration:
         """See ports.Bank."""
         self._reach()
         self.registered.append(last_durable_step)
+        self.brought.append(last_batch)
         unseen = tuple(step for step in sorted(self.batches) if step > last_durable_step)
         return Registration(last_durable_step + 1, unseen)
 
@@ -129,10 +134,13 @@ class FakeFleet:
         del version, parent
         return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
-    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
+    async def publish(
+        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
+    ) -> Publication:
         """See ports.Fleet."""
         del state, parent
-        stale = [name for name, served in self.serving.items() if served != version]
+        served = self.serving.items()
+        stale = [name for name, at in served if at != version and name not in skip]
         reports = []
         for name in stale:
             failed = name in self.failing
@@ -140,5 +148,5 @@ class FakeFleet:
             self.serving[name] = self.serving[name] if failed else version
         if stale:
             self.published.append(version)
-        serving = sum(served == version for served in self.serving.values())
+        serving = sum(at == version for at in self.serving.values())
         return Publication(tuple(reports), serving)

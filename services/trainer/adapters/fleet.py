@@ -7,6 +7,7 @@ Does not cover: the transfer (muster/transfer/publisher.py).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from muster import rpc
@@ -18,9 +19,6 @@ from muster.transfer.publisher import ReplicaPublication, TransferSettings, publ
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from services.trainer.ports import Publication, ReplicaReport
-
-if TYPE_CHECKING:
-    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -41,9 +39,10 @@ class InferenceFleet:
         self._manifest = manifest.build(state, version=version, parent=parent)
         return self._manifest.digest
 
-    async def publish(self, state: dict[str, Any], version: int, parent: int) -> Publication:
+    async def publish(
+        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
+    ) -> Publication:
         """See ports.Fleet."""
-        reports: list[ReplicaReport] = []
         stale: list[tuple[str, str]] = []
         serving = 0
         with reaching_redis():
@@ -51,12 +50,14 @@ class InferenceFleet:
         for entry in entries:
             try:
                 status = await self._status(entry)
-            except MusterError as error:
-                reports.append(ReplicaReport(entry.id, error=str(error)))
+            except MusterError:
+                # It may only have been slow to answer: the publication fails it, and fences it.
+                if entry.id not in skip:
+                    stale.append((entry.id, entry.address))
                 continue
             if status.version == version and status.state == pb.REPLICA_STATE_SERVING:
                 serving += 1
-            elif status.state in _TAKES_WEIGHTS:
+            elif status.state in _TAKES_WEIGHTS and entry.id not in skip:
                 stale.append((entry.id, entry.address))
         known = self._manifest
         fits = known is not None and (known.version, known.parent) == (version, parent)
@@ -69,8 +70,9 @@ class InferenceFleet:
             replicas=stale,
             settings=self._transfer,
             manifest=known if fits else None,
+            served_elsewhere=serving > 0,
         )
-        reports += [_report(item) for item in found]
+        reports = [_report(item) for item in found]
         return Publication(tuple(reports), serving + sum(item.serving for item in found))
 
     async def _status(self, entry: Entry) -> pb.GetReplicaStatusResponse:

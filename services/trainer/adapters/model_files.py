@@ -8,7 +8,6 @@ Does not cover: when a folder counts as whole (checkpoint.py).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ SIDE_FILES = (
     "chat_template.jinja",
     "vocab.json",
     "merges.txt",
+    "tokenizer.model",
 )
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer"
@@ -48,11 +48,20 @@ def load_model(folder: Path, dtype: Any) -> Any:
     )
 
 
-def copy_side_files(source: Path, target: Path) -> None:
-    """Config and tokenizer, so that the checkpoint is a model folder of its own."""
-    for name in SIDE_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+def side_names(folder: Path) -> tuple[str, ...]:
+    """The config and tokenizer files that this model folder has."""
+    return tuple(name for name in SIDE_FILES if (folder / name).is_file())
+
+
+def read_side_files(folder: Path) -> dict[str, bytes]:
+    """Config and tokenizer, read once: the folder may be a checkpoint that is pruned later."""
+    return {name: (folder / name).read_bytes() for name in side_names(folder)}
+
+
+def write_side_files(folder: Path, files: dict[str, bytes]) -> None:
+    """So that the checkpoint is a model folder of its own."""
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
 
 
 def write_weights(folder: Path, tensors: dict[str, Any]) -> None:

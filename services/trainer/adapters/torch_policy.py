@@ -12,7 +12,9 @@ pass is spent on it alone; later epochs are measured against them.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,9 @@ class _Ledger:
         self.advantages = torch.tensor(plan.advantages).repeat_interleave(counts)
         heat = torch.tensor([sequence.temperature for sequence in plan.sequences])
         self.temperatures = heat.repeat_interleave(counts)
+        contrast = torch.zeros(len(sizes), dtype=torch.bool)
+        contrast[list(plan.with_contrast)] = True
+        self.trained = contrast.repeat_interleave(counts)
         self.clean = torch.tensor([v for s in plan.sequences for v in s.clean], dtype=torch.bool)
 
     def places(self, row: MicroBatch) -> Tensor:
@@ -86,8 +91,9 @@ class _Ledger:
 class TorchPolicy:
     """See the module. Construct with `load`."""
 
-    def __init__(self, model: Any, base: Path, settings: TorchSettings):
-        self._model, self._base, self._set = model.eval(), base, settings
+    def __init__(self, model: Any, side_files: dict[str, bytes], settings: TorchSettings):
+        self._model, self._side_files, self._set = model.eval(), side_files, settings
+        self._whole = True  # False from the first update of a step until its end
         self._scorer = Scorer(model, settings.logit_rows)
         self._params: dict[str, Any] = dict(model.named_parameters())  # tied weights once
         self._masters = {
@@ -109,7 +115,7 @@ class TorchPolicy:
         """A model folder, or a checkpoint (then with its optimizer state)."""
         torch.set_num_threads(settings.threads)
         model = model_files.load_model(folder, getattr(torch, settings.compute))
-        policy = cls(model, folder, settings)
+        policy = cls(model, model_files.read_side_files(folder), settings)
         state = model_files.read_optimizer(folder)
         if state is not None:
             policy._restore(state)
@@ -117,19 +123,24 @@ class TorchPolicy:
 
     def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
         """See Policy.train. Raises Stopped, or Refused when the gradient is not finite."""
+        self._check_whole()
         ledger, cap = _Ledger(plan), self._set.loss.tis_cap
+        aside = self._pack(plan, plan.without_contrast)
         with torch.no_grad():
-            for row in self._pack(plan, [i for i, a in enumerate(plan.advantages) if a == 0.0]):
+            for row in aside:
                 self._check(stop)
                 at = ledger.places(row)
                 ledger.proximal[at] = self._scorer.logprobs(row, ledger.temperatures[at])
-        rows = self._pack(plan, [i for i, a in enumerate(plan.advantages) if a != 0.0])
+        rows = self._pack(plan, plan.with_contrast)
         loss = norm = clipped = 0.0
         for epoch in range(self._set.epochs if rows else 0):
             loss, clipped = self._accumulate(rows, ledger, stop, first=epoch == 0)
             self._check(stop)
             norm = self._update()
-        self._measure_step(rows, ledger, stop)
+        if rows:
+            self._measure_step(_drawn(aside, rows, seed=plan.step), ledger, stop)
+        self._whole = True
+        measured = ~ledger.after.isnan()
         by_id: dict[str, list[int]] = {}
         for index, sequence in enumerate(plan.sequences):
             by_id.setdefault(plan.ids[sequence.trajectory], []).append(index)
@@ -137,6 +148,8 @@ class TorchPolicy:
             loss=loss,
             grad_norm=norm,
             step_kl=ledger.step_kl(cap),
+            step_kl_tokens=int(measured.sum()),
+            step_kl_tokens_aside=int((measured & ~ledger.trained).sum()),
             clipped_share=clipped,
             mismatch=ledger.mismatch(range(len(plan.sequences)), cap),
             per_trajectory={id: ledger.mismatch(chosen, cap) for id, chosen in by_id.items()},
@@ -144,17 +157,19 @@ class TorchPolicy:
 
     def engine_state(self) -> dict[str, Tensor]:
         """Live compute weights by checkpoint name; a tied output head is left out."""
+        self._check_whole()
         return {name: parameter.detach() for name, parameter in self._params.items()}
 
     def write(self, folder: str, stop: Stop) -> None:
         """See Policy.write: model.safetensors, config, tokenizer, optimizer shards."""
+        self._check_whole()
         target = Path(folder)
-        model_files.copy_side_files(self._base, target)
+        model_files.write_side_files(target, self._side_files)
         model_files.write_weights(target, self.engine_state())
         self._check(stop)
         model_files.write_optimizer(target, self._optimizer_state(), lambda: self._check(stop))
 
-    def _pack(self, plan: StepPlan, chosen: list[int]) -> list[MicroBatch]:
+    def _pack(self, plan: StepPlan, chosen: Many[int]) -> list[MicroBatch]:
         """Micro-batches of the chosen sequences; picks index into the plan."""
         packed = pack([plan.sequences[i] for i in chosen], tokens_max=self._set.micro_batch_tokens)
         return [row.renumbered(chosen) for row in packed]
@@ -191,11 +206,12 @@ class TorchPolicy:
         if not norm < float("inf"):
             self._drop_gradients()
             raise Refused(
-                "the gradient is not finite, so the weights were left as they were",
+                "the gradient is not finite, so this update was not made",
                 field="grad_norm",
                 value=norm,
                 way_out="lower trainer.lr and go back to an earlier checkpoint",
             )
+        self._whole = False
         self._adam.step()
         with torch.no_grad():
             for name, master in self._masters.items():
@@ -204,6 +220,11 @@ class TorchPolicy:
         return norm
 
     def _measure_step(self, rows: list[MicroBatch], ledger: _Ledger, stop: Stop) -> None:
+        """Score rows, in the given order, until `step_kl_tokens` tokens have been scored.
+
+        Whole rows as they were packed before the step: another packing would round otherwise, and
+        at a small learning rate the rounding would pass for drift.
+        """
         seen = 0
         for row in rows:
             if seen >= self._set.step_kl_tokens:
@@ -213,6 +234,14 @@ class TorchPolicy:
             with torch.no_grad():
                 ledger.after[at] = self._scorer.logprobs(row, ledger.temperatures[at])
             seen += len(row.picks)
+
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise Refused(
+                "a step was cut after it had begun to move the weights: they are of no version",
+                field="policy",
+                way_out="load the newest checkpoint",
+            )
 
     def _drop_gradients(self) -> None:
         for master in self._masters.values():
@@ -238,6 +267,19 @@ class TorchPolicy:
             if f"step.{name}" in state:
                 keys = ("step", "exp_avg", "exp_avg_sq")
                 self._adam.state[master] = {key: state[f"{key}.{name}"] for key in keys}
+
+
+def _drawn(aside: list[MicroBatch], trained: list[MicroBatch], *, seed: int) -> list[MicroBatch]:
+    """The rows in which a step's drift is measured: those without gradient first, each at random.
+
+    Rows that were trained on drift more than others would; they come in only when too few tokens
+    were held aside. Rows are packed by length, so their order would be a choice of long episodes.
+    """
+    chance = random.Random(seed)
+    return [
+        *chance.sample(aside, len(aside)),
+        *chance.sample(trained, len(trained)),
+    ]
 
 
 def _moves_to(master: Any) -> Any:

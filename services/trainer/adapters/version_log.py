@@ -49,7 +49,7 @@ def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
         checkpoint=record.checkpoint,
         step_kl=record.report.figures.step_kl if record.report else 0.0,
         step=_report_to_pb(record.report) if record.report else None,
-        publications=[_replica_to_pb(report) for report in record.publications],
+        publications=[replica_to_pb(report) for report in record.publications],
     )
 
 
@@ -72,7 +72,7 @@ def _report_to_pb(report: StepReport) -> ev.StepReport:
     )
 
 
-def _replica_to_pb(report: ReplicaReport) -> ev.PublicationReport:
+def replica_to_pb(report: ReplicaReport) -> ev.PublicationReport:
     return ev.PublicationReport(
         replica=report.replica,
         latency_s=report.latency_s,

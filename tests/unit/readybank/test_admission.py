@@ -33,7 +33,7 @@ def _lineage() -> Lineage:
         ((scored(1.0), scored(0.0)), 0, Verdict.ADMIT, ""),
         ((scored(1.0), scored(0.0), INFRA), 3, Verdict.ADMIT, ""),
         ((scored(1.0), INFRA), 0, Verdict.FILTER, "too_few_valid (1 of 2)"),
-        ((scored(1.0), scored(0.0)), 2, Verdict.FILTER, "unknown_version 2 (sibling 0 turn 0)"),
+        ((scored(1.0), scored(0.0)), 2, Verdict.FILTER, "abandoned_version 2 (sibling 0 turn 0)"),
         ((scored(1.0), scored(0.0)), -1, Verdict.FILTER, "unknown_version -1 (sibling 0 turn 0)"),
         ((scored(1.0), scored(0.0)), 9, Verdict.HOLD, "unknown_version 9 (sibling 0 turn 0)"),
         (

@@ -96,3 +96,10 @@ def test_payloads_are_in_turn_order_and_only_of_valid_attempts() -> None:
     good, bad = group.leased().siblings
     assert good.payload_keys == ("p:g.0.2.0", "p:g.0.2.1", "p:g.0.2.2")
     assert bad.payload_keys == ()
+
+
+def test_an_attempt_beside_the_pinned_one_is_dropped() -> None:
+    """A batch taken back from a checkpoint names the attempt that was trained."""
+    group = _whole(0, (0, scored(1.0)), (1, scored(0.0)))
+    group.pin((0,))
+    assert group.missing(REPAIRS) == "sibling 0"

@@ -27,6 +27,8 @@ def test_a_batch_record_comes_back_equal() -> None:
     messages = [_received("batches", entry.data) for entry in (frozen, trained)]
     assert feed.restored_batches(messages[:1]) == [e.BatchRestored(BATCH, False)]
     assert feed.restored_batches(messages) == [e.BatchRestored(BATCH, True)]
+    # Either record names the members: a lost frozen one alone loses nothing.
+    assert feed.restored_batches(messages[1:]) == [e.BatchRestored(BATCH, True)]
     assert (frozen.dedupe, trained.dedupe) == ("3/frozen", "3/trained")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.types import Outcome, OutcomeLabel, SamplingParams, Segment, SegmentKind, VersionSpan
-from services.trainer.batch import TrainBatch, Trajectory
+from services.trainer.batch import BatchMember, FrozenBatch, TrainBatch, Trajectory
 
 PROMPT = (5, 6, 7, 8)
 
@@ -61,5 +61,8 @@ def group(name: str, *rewards: float | None) -> list[Trajectory]:
 
 
 def batch(*trajectories: Trajectory, step: int = 1) -> TrainBatch:
-    groups = tuple(dict.fromkeys(item.group for item in trajectories))
-    return TrainBatch(step, 0, groups, tuple(trajectories))
+    attempts: dict[str, list[int]] = {}
+    for item in trajectories:
+        attempts.setdefault(item.group, []).append(item.attempt)
+    members = tuple(BatchMember(name, tuple(tried)) for name, tried in attempts.items())
+    return TrainBatch(FrozenBatch(step, members), tuple(trajectories))

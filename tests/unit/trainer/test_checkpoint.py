@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.errors import InvalidInput
+from muster.errors import InvalidInput, Refused
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
@@ -70,6 +70,13 @@ def test_a_stop_while_saving_leaves_no_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, "run", keep=2)
     with pytest.raises(Stopped):
         store.save(meta(1), writes("x"), lambda: True)
+    assert store.newest() is None
+
+
+def test_one_that_lacks_a_required_file_is_not_finished(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "run", keep=1, required=("weights", "config.json"))
+    with pytest.raises(Refused, match=r"lacks config\.json"):
+        store.save(meta(1), writes("x"), going)
     assert store.newest() is None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from muster.errors import InvalidInput, Refused, Unavailable
+from services.trainer.adapters import worker
 from services.trainer.adapters.checkpoint import CheckpointStore
 from services.trainer.adapters.fake import FakeBank, FakeFleet, FakePolicy, FakeVersionLog
 from services.trainer.driver import Driver, DriverSettings
@@ -99,6 +102,63 @@ async def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path: Path) ->
     assert driver.machine.phase is Phase.STOPPED
     assert stage.bank.acknowledged == [0]
     assert not (tmp_path / "checkpoints").exists()
+
+
+async def test_a_stop_while_the_model_loads_is_heard_at_once(tmp_path: Path) -> None:
+    """And the door to the outside was never opened."""
+    stage, loading, release = Stage(tmp_path), threading.Event(), threading.Event()
+    opened: list[str] = []
+
+    def load(folder: Path) -> FakePolicy:
+        loading.set()
+        release.wait(15)
+        return FakePolicy.load(folder)
+
+    @asynccontextmanager
+    async def door() -> AsyncIterator[None]:
+        opened.append("open")
+        yield
+
+    stage.load = load
+    driver, stopping = stage.driver(), asyncio.Event()
+    driver.door = door
+    try:
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            tasks.create_task(driver.run(stopping))
+            await asyncio.to_thread(loading.wait, 15)
+            stopping.set()
+        assert worker.at_work()  # nobody waited for it
+    finally:
+        release.set()
+    assert driver.machine.phase is Phase.STOPPED
+    assert not opened
+
+
+async def test_the_door_is_open_while_the_trainer_is_restored_and_runs(tmp_path: Path) -> None:
+    stage, told = Stage(tmp_path, steps=1), []
+
+    @asynccontextmanager
+    async def door() -> AsyncIterator[None]:
+        told.append(driver.machine.phase)
+        try:
+            yield
+        finally:
+            told.append(driver.machine.phase)
+
+    driver, stopping = stage.driver(), asyncio.Event()
+    driver.door = door
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        await stage.bank.drained.wait()
+        stopping.set()
+    assert told == [Phase.STARTING, Phase.STOPPED]
+
+
+async def test_a_checkpoint_brings_its_batch_back_to_the_bank(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=2)
+    await stage.run()
+    await stage.run()
+    assert stage.bank.brought == [None, stage.bank.batches[2].frozen]
 
 
 async def test_a_replica_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -27,3 +27,17 @@ def test_lag_is_the_mean_over_trajectories() -> None:
     old = trajectory("g", 0, 1.0, [prompt(), sampled(1, version=0)])
     new = trajectory("g", 1, 0.0, [prompt(), sampled(1, version=1)])
     assert plan_step(batch(old, new), LINE).lag_mean_versions == 1.5
+
+
+def test_tokens_of_an_abandoned_version_are_trained_with_their_lag_over_the_fork() -> None:
+    """A batch that was frozen before a trainer went back is sent again unchanged."""
+    branched = Lineage({0: NO_PARENT, 1: 0, 2: 1, 3: 1}, 3)
+    items = [trajectory("g", i, float(i), [prompt(), sampled(1, version=2)]) for i in range(2)]
+    plan = plan_step(batch(*items), branched)
+    assert (plan.trajectories, plan.lag_mean_versions) == (2, 2.0)
+
+
+def test_a_sibling_at_the_mean_of_its_group_is_not_held_aside() -> None:
+    plan = plan_step(batch(*group("g", 0.0, 0.5, 1.0), *group("h", 1.0, 1.0)), LINE)
+    assert plan.advantages[1] == 0.0
+    assert (plan.with_contrast, plan.without_contrast) == ((0, 1, 2), (3, 4))

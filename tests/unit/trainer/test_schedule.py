@@ -190,3 +190,40 @@ def test_after_a_stop_nothing_follows() -> None:
     machine = waiting()
     assert machine.handle(s.StopRequested(), 0.0) == [s.Halt()]
     assert machine.handle(s.BatchLeased(1), 0.0) == []
+
+
+def failing(machine: s.TrainerMachine, *replicas: str) -> list[s.Command]:
+    reports = tuple(ReplicaReport(name, error="not a child of -1") for name in replicas)
+    return machine.handle(s.Published(reports, serving=0), 0.0)
+
+
+def waiting_at_base() -> s.TrainerMachine:
+    machine = s.TrainerMachine()
+    machine.handle(s.Started(0, BASE, 5), 0.0)
+    assert machine.handle(s.Registered(1), 0.0) == [s.Publish(0, NO_PARENT)]
+    return machine
+
+
+def test_a_replica_that_keeps_failing_is_tried_ever_more_seldom() -> None:
+    machine = waiting_at_base()
+    failing(machine, "a")
+    tried_at = []
+    for due in range(1, 61):
+        (publish,) = machine.handle(s.ReplicasDue(), 0.0)
+        assert isinstance(publish, s.Publish)
+        tried = "a" not in publish.skip
+        if tried:
+            tried_at.append(due)
+        failing(machine, *(["a"] if tried else []))
+    assert tried_at == [1, 3, 7, 15, 27, 39, 51]
+    assert machine.missed["a"].tries == 8
+
+
+def test_a_new_version_is_tried_at_once_and_success_is_forgotten() -> None:
+    machine = waiting_at_base()
+    failing(machine, "a", "b")
+    machine.handle(s.ReplicasDue(), 0.0)
+    failing(machine, "b")  # a took it
+    assert set(machine.missed) == {"b"}
+    machine.handle(s.CheckpointSaved(1, VersionRecord(5, 0, "d", "c")), 0.0)
+    assert machine.handle(s.BatchAcknowledged(1), 0.0) == [s.Publish(5, 0)]

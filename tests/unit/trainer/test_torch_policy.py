@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from muster.errors import InvalidInput, Refused
 from muster.types import SamplingParams
+from services.trainer.adapters import model_files
+from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
 from services.trainer.batch import TrainBatch, Trajectory
 from services.trainer.lineage import NO_PARENT, Lineage
-from services.trainer.plan import StepPlan, plan_step
+from services.trainer.plan import StepPlan, plan_step, report_step
 from services.trainer.policy import Stopped
 from tests.unit.trainer.stories import batch, group, observed, prompt, sampled, trajectory
 
@@ -209,6 +212,26 @@ def test_a_checkpoint_is_a_model_folder(base: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
 
 
+def test_every_checkpoint_after_a_restart_is_a_model_folder(base: Path, tmp_path: Path) -> None:
+    """The one that the trainer began with is pruned on the way."""
+    store = CheckpointStore(tmp_path, "run", keep=2, required=model_files.side_names(base))
+    policy, lineage, step = TorchPolicy.load(base, EXACT), LINE, 0
+    for steps in (1, 5):  # an incarnation each
+        found = store.newest()
+        if found:
+            policy, lineage = TorchPolicy.load(found[0], EXACT), found[1].lineage
+        for _ in range(steps):
+            step += 1
+            step_plan = plan_step(story(step), lineage)
+            report = report_step(step_plan, policy.train(step_plan, going), 0.0)
+            lineage = lineage.grow(step)
+            meta = CheckpointMeta("run", step, step, step - 1, "d", 1, lineage, report)
+            folder = store.save(meta, partial(policy.write, stop=going), going)
+            assert TorchPolicy.load(folder, EXACT).train(step_plan, going).mismatch.tokens
+            assert (folder / "tokenizer.json").read_text() == "{}"
+    assert step == 6
+
+
 def test_the_engine_gets_no_tied_copy(base: Path) -> None:
     state = TorchPolicy.load(base, TorchSettings(threads=1)).engine_state()
     assert "lm_head.weight" not in state
@@ -227,6 +250,64 @@ def test_a_stop_leaves_the_weights_as_they_were(base: Path) -> None:
     with pytest.raises(Stopped):
         policy.train(plan(), stop)
     assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_step_cut_after_it_moved_something_is_never_used(
+    base: Path, tmp_path: Path, epochs: int
+) -> None:
+    """A stop while the drift is measured, or in the second epoch."""
+    policy = TorchPolicy.load(base, replace(EXACT, epochs=epochs))
+    before = weights(policy)
+
+    def moved() -> bool:
+        return any(not torch.equal(before[name], now) for name, now in policy._params.items())
+
+    with pytest.raises(Stopped):
+        policy.train(plan(), moved)
+    assert moved()
+    with pytest.raises(Refused, match="of no version"):
+        policy.write(str(tmp_path), going)
+    with pytest.raises(Refused, match="of no version"):
+        policy.engine_state()
+    with pytest.raises(Refused, match="of no version"):
+        policy.train(plan(), going)
+
+
+def test_the_token_mean_does_not_depend_on_the_last_bit_of_an_advantage(base: Path) -> None:
+    """A sibling at its group's mean counts in the mean, as one beside it does."""
+    norms = []
+    for middle in (0.5, 0.5 + 1e-9):
+        step = plan(*group("g", 0.0, middle, 1.0))
+        assert (step.advantages[1] == 0.0) == (middle == 0.5)
+        norms.append(TorchPolicy.load(base, EXACT).train(step, going).grad_norm)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_drift_is_measured_on_tokens_held_aside_where_there_are_some(base: Path) -> None:
+    settings = replace(EXACT, micro_batch_tokens=1, step_kl_tokens=3)
+    figures = TorchPolicy.load(base, settings).train(plan(), going)
+    assert (figures.step_kl_tokens, figures.step_kl_tokens_aside) == (4, 4)  # both of group c
+    assert figures.step_kl > 0
+    mixed = TorchPolicy.load(base, replace(settings, step_kl_tokens=512)).train(plan(), going)
+    assert mixed.step_kl_tokens == plan().tokens
+    assert mixed.step_kl_tokens_aside == 4
+
+
+def test_drift_is_measured_on_episodes_of_any_length(base: Path) -> None:
+    """A row per episode, and room for one: which one differs from step to step."""
+    settings = replace(EXACT, micro_batch_tokens=1, step_kl_tokens=1)
+    items = [
+        trajectory("g", i, float(i == 0), [prompt(), sampled(*range(9, 10 + i))]) for i in range(4)
+    ]
+    seen = set()
+    for step in range(1, 9):
+        step_plan = replace(plan(*items), step=step)
+        figures = TorchPolicy.load(base, settings).train(step_plan, going)
+        again = TorchPolicy.load(base, settings).train(step_plan, going)
+        assert again == figures
+        seen.add(figures.step_kl_tokens)
+    assert len(seen) > 1
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing(base: Path) -> None:

@@ -1,0 +1,62 @@
+"""Blocking work beside the event loop.
+
+Owns: worker threads. Promise: a caller that is cancelled goes on at once, and the process can end
+at once: nobody joins the thread (`asyncio.to_thread` joins it, for as long as a model loads). What
+such a thread was doing is then as if the process had been killed. Does not cover: telling the work
+to stop (policy.Stop).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+_PREFIX = "trainer-work-"
+
+
+async def in_daemon(work: Callable[[], T], name: str) -> T:
+    """The result of `work`, which runs in a daemon thread; its exception is raised here."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failed = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - handed to the waiter as it is
+            failed = error
+        if not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(settle, result, failed)
+            except RuntimeError:  # closed since: nobody waits any more
+                return
+
+    threading.Thread(target=run, name=_PREFIX + name, daemon=True).start()
+    return await future
+
+
+async def unless(stopping: asyncio.Event, work: Callable[[], T], name: str) -> T | None:
+    """The result of `work`, or None as soon as `stopping` is set."""
+    async with asyncio.TaskGroup() as tasks:
+        doing = tasks.create_task(in_daemon(work, name), name=name)
+        stopped = tasks.create_task(stopping.wait(), name=f"{name}-unless")
+        await asyncio.wait((doing, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        doing.cancel()
+    return None if doing.cancelled() else doing.result()
+
+
+def at_work() -> bool:
+    """True while a worker thread runs: the interpreter must not be torn down under it."""
+    return any(thread.name.startswith(_PREFIX) for thread in threading.enumerate())
