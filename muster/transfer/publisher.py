@@ -17,12 +17,12 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from muster import rpc, telemetry
+from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import Fenced, InvalidInput, MusterError, Unavailable
 from muster.transfer import group as transport
 from muster.transfer import manifest as weights
 from muster.transfer import wire
-from muster.transfer.background import in_daemon
 from muster.types import Value
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub

@@ -70,9 +70,9 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
 
 async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
     """The newest durable checkpoint and its version; before the first, the base model and 0."""
+    from muster.background import in_daemon
     from muster.model import ensure_model
     from muster.streams import latest_version
-    from muster.transfer.background import in_daemon
     from muster.v1 import events_pb2 as ev
 
     record = await latest_version(redis, config.run, ev.VERSION_STAGE_DURABLE)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 START_S, STOP_S = 30.0, 10.0  # limits against hanging; lifecycle's own is 5 s, with status 1
 BLOCKED = """
 import subprocess, sys, threading, time
-from muster.transfer.background import in_daemon
+from muster.background import in_daemon
 from services.inference.__main__ import main
 from services.inference.adapters.fake import FakeEngine
 

@@ -12,9 +12,9 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 
+from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
-from muster.transfer.background import in_daemon
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from muster import telemetry
+from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import InvalidInput, Refused, Unavailable
-from muster.transfer.background import in_daemon
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, SamplingParams

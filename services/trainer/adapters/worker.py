@@ -13,37 +13,15 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from muster import background
+
 T = TypeVar("T")
 _PREFIX = "trainer-work-"
 
 
 async def in_daemon(work: Callable[[], T], name: str) -> T:
     """The result of `work`, which runs in a daemon thread; its exception is raised here."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failed = None, None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - handed to the waiter as it is
-            failed = error
-        if not loop.is_closed():
-            try:
-                loop.call_soon_threadsafe(settle, result, failed)
-            except RuntimeError:  # closed since: nobody waits any more
-                return
-
-    threading.Thread(target=run, name=_PREFIX + name, daemon=True).start()
-    return await future
+    return await background.in_daemon(work, _PREFIX + name)
 
 
 async def unless(stopping: asyncio.Event, work: Callable[[], T], name: str) -> T | None:
