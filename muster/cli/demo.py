@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from redis.asyncio import Redis
 
@@ -18,6 +20,7 @@ from muster.cli.screen import Screen, screen
 from muster.cli.settings import read_config
 from muster.cli.up import finish, run_services
 from muster.client import JobState, MusterClient, Progress
+from muster.clock import monotonic
 from muster.config import Config
 from muster.errors import NotFound, Refused, Unavailable
 from muster.record import read_record
@@ -27,6 +30,8 @@ from muster.streams import connect, latest_version
 from muster.supervisor import Work
 from muster.types import SamplingParams, Value
 from muster.v1 import events_pb2 as ev
+
+R = TypeVar("R")
 
 # Two batches' worth, each with three one-command tasks and one that takes several turns: those
 # whose siblings differ most under the untrained model (docs/results/tasks.md).
@@ -41,6 +46,7 @@ DEMO_TASKS = (
     "two-words",
 )
 _POLL_S = 0.5
+_AWAY_S = 60.0  # how long Redis may be away before a read gives up
 _PUBLISH_S = 180.0  # after the last group is trained, until its version is served
 
 
@@ -161,8 +167,7 @@ async def _published(redis: Redis, run: str) -> int:
     try:
         async with asyncio.timeout(_PUBLISH_S):
             while True:
-                durable = await latest_version(redis, run, ev.VERSION_STAGE_DURABLE)
-                served = await latest_version(redis, run, ev.VERSION_STAGE_PUBLISHED)
+                durable, served = await _patiently(lambda: _newest(redis, run))
                 if durable and served and served.version >= durable.version:
                     return served.version
                 await asyncio.sleep(_POLL_S)
@@ -173,6 +178,25 @@ async def _published(redis: Redis, run: str) -> int:
         ) from None
 
 
+async def _newest(
+    redis: Redis, run: str
+) -> tuple[ev.PolicyVersionRecord | None, ev.PolicyVersionRecord | None]:
+    """The newest version that is durable, and the newest that is published."""
+    durable = await latest_version(redis, run, ev.VERSION_STAGE_DURABLE)
+    return durable, await latest_version(redis, run, ev.VERSION_STAGE_PUBLISHED)
+
+
 async def _report(redis: Redis, run: str, shown: Screen) -> None:
-    found = report(await read_record(redis, run))
-    shown.report(found)
+    shown.report(report(await _patiently(lambda: read_record(redis, run))))
+
+
+async def _patiently(read: Callable[[], Awaitable[R]]) -> R:
+    """Repeat a read while Redis is away: it is restarted like any other service."""
+    until = monotonic() + _AWAY_S
+    while True:
+        try:
+            return await read()
+        except Unavailable:
+            if monotonic() >= until:
+                raise
+        await asyncio.sleep(_POLL_S)

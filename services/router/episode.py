@@ -203,7 +203,12 @@ class Episode:
         self._detail = event.detail
         if self._retries > self.rules.generate_retries_max and fleet.has_replica:
             return self._lose(Failure.ENGINE, event.detail)
-        return self._hold(now)
+        commands = self._hold(now)
+        if self.label is None:  # it does wait
+            # A replica that died is listed for some seconds more: the retries must outlast that.
+            pause_s = self.rules.retry_after_s * 2 ** (self._retries - 1)
+            self._wake_at = now + min(pause_s, self.rules.retry_max_s)
+        return commands
 
     def on_context_full(self, event: e.ContextFull, fleet: Fleet) -> list[e.RouterCommand]:
         if self.phase is not Phase.GENERATE or event.turn != self.turn:

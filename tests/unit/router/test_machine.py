@@ -110,6 +110,15 @@ def test_an_engine_that_says_nothing_is_never_the_models_failure() -> None:
     assert {(x.outcome, x.cause) for x in labels(world)} == {(Outcome.INFRA_FAILURE, "engine")}
 
 
+def test_retries_of_a_turn_outlast_the_listing_of_a_dead_replica() -> None:
+    world = World(generate_retries_max=5)
+    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "refused"))
+    world.start().feed(job())
+    for _ in range(24):
+        world.wait(0.25)
+    assert not world.sent(e.RecordEpisode)  # six seconds: the registry still lists it
+
+
 def test_each_turn_draws_its_own_noise() -> None:
     world = World().start().feed(job(size=2, max_turns=3))
     seeds = [c.sampling.seed for c in world.sent(e.Generate)]
