@@ -13,8 +13,9 @@ Raises the exceptions of muster.errors. Does not cover: reading results (muster.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -73,10 +74,26 @@ class Progress(Value, frozen=True):
 
 
 class MusterClient:
-    """A connection to a router. `patience_s`: how long it may be away before calls give up."""
+    """A connection to a router. `patience_s`: how long it may be away before calls give up.
 
-    def __init__(self, address: str = "127.0.0.1:7400", *, patience_s: float = 60.0):
+    `tell` gets a line for people each time the router is waited for. InvalidInput for an address
+    that is neither host:port nor unix:PATH.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:7400",
+        *,
+        patience_s: float = 60.0,
+        tell: Callable[[str], None] | None = None,
+    ):
+        if not re.fullmatch(r"unix:.+|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address):
+            raise InvalidInput(
+                "not an address", field="router", value=address, way_out="use HOST:PORT"
+            )
         self._address, self._patience_s = address, patience_s
+        self._tell = tell or (lambda line: None)
+        self._told = False
 
     async def __aenter__(self) -> Self:
         self._channel = rpc.open_channel(self._address)
@@ -182,6 +199,11 @@ class MusterClient:
                 value=self._address,
                 way_out="start it with `muster up`, or name another address with --router",
             ) from error
+        if not self._told:
+            self._tell(
+                f"waiting for the router at {self._address} (at most {self._patience_s:.0f} s)"
+            )
+        self._told = True
         await asyncio.sleep(_RETRY_S)
 
 

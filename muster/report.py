@@ -164,6 +164,13 @@ def bottleneck(batches: Sequence[BatchReport]) -> Bottleneck | None:
     return Bottleneck(part, parts[part] / whole if whole else 0.0, *SETTINGS[part])
 
 
+def _think(batch: Batch, former: Batch | None) -> float | None:
+    """From the former batch to the trainer asking again; unknown when it was restarted between."""
+    if former is None or former.trainer_epoch != batch.trainer_epoch:
+        return None
+    return batch.asked_unix_s - former.complete_unix_s
+
+
 def _batch(index: RunIndex, step: int, steps: list[int]) -> BatchReport:
     batch = index.batch(step)
     former = index.batch(step - 1) if step - 1 in steps else None
@@ -185,7 +192,7 @@ def _batch(index: RunIndex, step: int, steps: list[int]) -> BatchReport:
             [lane.done_unix_s for lane in lanes if math.isfinite(lane.done_unix_s)]
         ),
         interval_s=batch.complete_unix_s - former.complete_unix_s if former else None,
-        think_s=batch.asked_unix_s - former.complete_unix_s if former else None,
+        think_s=_think(batch, former),
         outcomes=_outcomes(labels),
         pass_rate=_mean(
             float(x.label.outcome is Outcome.MODEL_SUCCESS) for x in labels if x.label.outcome.valid

@@ -1,8 +1,9 @@
-"""`muster submit` and `muster watch`."""
+"""`muster submit`, `muster watch` and `muster cancel`."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 from muster.cli.screen import emit, screen, summary
@@ -23,7 +24,7 @@ def submit(
     """Submit; with `wait`, follow to the end. 0, or 1 when the job was cancelled."""
 
     async def send() -> str:
-        async with MusterClient(router) as client:
+        async with MusterClient(router, tell=_tell) as client:
             return await client.submit(
                 path,
                 groups=groups,
@@ -46,7 +47,7 @@ def watch(job: str, *, router: str, as_json: bool) -> int:
     with screen(as_json) as shown:
 
         async def follow() -> Progress:
-            async with MusterClient(router) as client:
+            async with MusterClient(router, tell=_tell) as client:
                 last: Progress | None = None
                 async for last in client.watch(job):
                     shown.job(last)
@@ -57,3 +58,22 @@ def watch(job: str, *, router: str, as_json: bool) -> int:
     if not as_json:
         print(summary(last))
     return 0 if last.state is JobState.DONE else 1
+
+
+def cancel(job: str, *, router: str, as_json: bool) -> int:
+    """Stop a job's episodes and give up its open groups; 0 when it is cancelled or was done."""
+
+    async def send() -> Progress:
+        async with MusterClient(router, tell=_tell) as client:
+            return await client.cancel(job)
+
+    last = asyncio.run(send())
+    if as_json:
+        emit("cancelled", {"job": job, "state": str(last.state)})
+    else:
+        print(summary(last))
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -86,6 +86,18 @@ def watch(
 
 
 @app.command()
+def cancel(
+    job: Annotated[str, typer.Argument(help="Name of the job.")],
+    router: RouterAddress = _ROUTER,
+    as_json: Json = False,
+) -> None:
+    """Stop a job; its open groups are given up."""
+    from muster.cli.jobs import cancel as run
+
+    raise typer.Exit(run(job, router=router, as_json=as_json))
+
+
+@app.command()
 def demo(
     batches: Annotated[int, typer.Option(min=1, help="Batches to train.")] = 2,
     groups_per_batch: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 4,

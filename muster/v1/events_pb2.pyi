@@ -169,8 +169,10 @@ class TurnFinished(_message.Message):
     payload_key: _builtins.str
     """Key of the zstd-compressed TurnPayload."""
     prompt_tokens: _builtins.int
+    """Tokens of the whole context that was sent."""
     sampled_tokens: _builtins.int
     cached_tokens: _builtins.int
+    """Of the context, those found in the engine's prefix cache."""
     replica: _builtins.str
     command: _builtins.str
     exit_code: _builtins.int

@@ -142,8 +142,8 @@ class RouterDriver:
                 return e.GroupRecorded(command.group)
             case e.RecordTurn():
                 segments = self._calls.conversation(command.episode).take_segments()
-                cached = self._calls.cached_tokens.get(command.episode.id, 0)
-                await self._patiently(lambda: self._durable.record_turn(command, segments, cached))
+                usage = self._calls.usage.get(command.episode.id, (0, 0))
+                await self._patiently(lambda: self._durable.record_turn(command, segments, usage))
                 return e.TurnRecorded(command.episode, command.turn)
             case e.RecordEpisode():
                 await self._patiently(lambda: self._durable.record_episode(command))

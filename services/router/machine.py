@@ -357,7 +357,7 @@ class RouterMachine:
         if not job.unopened and 0 < len(self._groups) < self.rules.groups_per_batch:
             return (
                 f"more groups: {len(self._groups)} are complete, a batch takes "
-                f"{self.rules.groups_per_batch} (submit more, or cancel)"
+                f"{self.rules.groups_per_batch} (submit more, or `muster cancel`)"
             )
         if len(self._groups) >= self._bound():
             return f"the trainer: {len(self._groups)} groups are open, {self._bound()} may be"

@@ -53,7 +53,9 @@ class Calls:
         self.addresses: dict[str, str] = {}  # replica or host id → address
         self._gone_since: dict[str, float] = {}  # of ids that are no longer announced
         self._conversations: dict[str, Conversation] = {}
-        self.cached_tokens: dict[str, int] = {}  # episode id → of the turn being recorded
+        self.usage: dict[
+            str, tuple[int, int]
+        ] = {}  # episode id → (context, cached) of its last turn
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -64,7 +66,7 @@ class Calls:
 
     def drop(self, episode: EpisodeKey) -> None:
         self._conversations.pop(episode.id, None)
-        self.cached_tokens.pop(episode.id, None)
+        self.usage.pop(episode.id, None)
 
     def addresses_are(self, addresses: Mapping[str, str], now: float) -> list[grpc.aio.Channel]:
         """Take the announced addresses; answers the channels that nobody needs any more.
@@ -122,7 +124,7 @@ class Calls:
             why = "the replica aborted the request"
             return e.GenerateFailed(command.episode, command.turn, command.replica, why)
         text = conversation.reply(*sampled, codec.spans_from_pb(finish.spans))
-        self.cached_tokens[command.episode.id] = finish.cached_tokens
+        self.usage[command.episode.id] = (len(context), finish.cached_tokens)
         return e.Generated(
             episode=command.episode,
             turn=command.turn,

@@ -54,8 +54,9 @@ class Durable:
         await self._streams.append([_entry("events", key, "opened", event)])
 
     async def record_turn(
-        self, command: e.RecordTurn, segments: Sequence[Segment], cached_tokens: int
+        self, command: e.RecordTurn, segments: Sequence[Segment], usage: tuple[int, int]
     ) -> None:
+        """`usage`: tokens of the context that was sent, and those found in the prefix cache."""
         key = command.episode
         payload_key = self._streams.key("p", f"{key.id}.{command.turn}")
         payload = ev.TurnPayload(segments=[codec.segment_to_pb(s) for s in segments])
@@ -63,9 +64,9 @@ class Durable:
         turn = ev.TurnFinished(
             turn=command.turn,
             payload_key=payload_key,
-            prompt_tokens=sum(len(s.token_ids) for s in segments) - _count(sampled),
+            prompt_tokens=usage[0],
             sampled_tokens=_count(sampled),
-            cached_tokens=cached_tokens,
+            cached_tokens=usage[1],
             spans=[span for s in sampled for span in codec.spans_to_pb(s.spans)],
             replica=command.replica,
             command=command.command,
