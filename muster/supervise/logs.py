@@ -10,6 +10,7 @@ from muster.telemetry import printable
 
 _TAIL_BYTES = 65_536
 _LINE_CHARACTERS_MAX = 2000
+_KILLED = 128 + 9  # the status of a process that SIGKILL ended
 
 
 def rotate(path: Path, limit_bytes: int) -> None:
@@ -27,12 +28,16 @@ def rotate(path: Path, limit_bytes: int) -> None:
 def last_words(path: Path, start: int, status: int) -> str:
     """The line that best says why the process ended; `start` is where its own output begins.
 
-    A status of 2 comes with a plain line for people; else the newest error, else the last line.
+    A status of 2 comes with a line for people that begins with the service's name; else the newest
+    error, else the last line. Who was killed could say nothing.
     """
+    if status == _KILLED:
+        return "it was killed (by SIGKILL: somebody, or the kernel for want of memory)"
     lines = _lines(path, start)
     plain = [line for line in lines if not line.startswith("{")]
+    own = [line for line in plain if line.startswith(f"{path.stem}: ")]
     if status == 2 and plain:
-        return plain[-1]
+        return (own or plain)[-1]
     records = [record for line in lines if (record := _record(line))]
     errors = [r["text"] for r in records if r.get("level") in ("ERROR", "CRITICAL")]
     for found in (plain, errors, [str(r["text"]) for r in records]):

@@ -55,7 +55,7 @@ def plan(
             # episodes would end as failures of the infrastructure.
             outlives = () if name in ("router", "trainer") else ("router",)
             rule = ServiceRule(name, after, outlives, _READY_S.get(name, ready_s))
-            command = (sys.executable, "-m", f"services.{name}", "--config", file)
+            command = (sys.executable, "-P", "-m", f"services.{name}", "--config", file)
             found.append(Service(rule, command, f"muster.v1.{_PROTO_NAMES[name]}"))
     return tuple(found)
 

@@ -81,7 +81,7 @@ async def _reach(config: Config) -> None:
 
 def check_host() -> None:
     """Raise HostUnfit with the sandbox's own words when boxes cannot be isolated here."""
-    command = (sys.executable, "-m", "services.sandbox", "--check-host")
+    command = (sys.executable, "-P", "-m", "services.sandbox", "--check-host")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_CHECK_S, stdin=subprocess.DEVNULL

@@ -41,7 +41,7 @@ def test_without_plain_lines_the_newest_error_counts(tmp_path: Path) -> None:
 
 def test_words_of_an_earlier_start_are_not_blamed(tmp_path: Path) -> None:
     log = _log(tmp_path / "a.log", "ValueError: of the first start")
-    assert last_words(log, log.stat().st_size, 137) == "it left no word in its log"
+    assert last_words(log, log.stat().st_size, 1) == "it left no word in its log"
 
 
 def test_control_characters_never_reach_a_terminal(tmp_path: Path) -> None:
@@ -63,3 +63,13 @@ def test_a_log_within_its_limit_stays(tmp_path: Path) -> None:
     path = _log(tmp_path / "a.log", "1")
     rotate(path, 100)
     assert path.read_text() == "1\n"
+
+
+def test_a_killed_process_is_not_said_to_have_died_of_its_last_line(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", "Loading weights: 100%")
+    assert "SIGKILL" in last_words(log, 0, 137)
+
+
+def test_the_services_own_line_counts_before_what_libraries_say_at_exit(tmp_path: Path) -> None:
+    log = _log(tmp_path / "inference.log", "inference: no such model", "TypeError: at exit")
+    assert last_words(log, 0, 2) == "inference: no such model"
