@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.model import ensure_model
 from muster.transfer import manifest
 from services.inference.adapters.checkpoint import tensor_shapes
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
@@ -21,7 +22,6 @@ from tests.unit.trainer.stories import batch, prompt, sampled, trajectory
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(not os.environ.get("MUSTER_TEST_MODEL"), reason="no MUSTER_TEST_MODEL"),
 ]
 LINE = Lineage({0: NO_PARENT}, 0)
 
@@ -33,7 +33,8 @@ def going() -> bool:
 def test_a_step_is_saved_whole_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
 
-    base = Path(os.environ["MUSTER_TEST_MODEL"])
+    spec = os.environ.get("MUSTER_TEST_MODEL", "smollm2-135m-instruct")
+    base = ensure_model(spec, Path(".muster/cache"))
     settings = TorchSettings(lr=1e-5)
     context = prompt(*range(1000, 1040))
     items = [
