@@ -28,6 +28,7 @@ async def serve(life: Lifecycle) -> None:
     from muster.journal import Journal
     from muster.registry import Registry
     from muster.streams import RunStreams, connect, next_epoch
+    from muster.tasks import end
     from muster.v1.readybank_pb2_grpc import add_ReadyBankServiceServicer_to_server
     from services.readybank.config import ReadyBankConfig, rules
     from services.readybank.driver import BankDriver
@@ -58,8 +59,7 @@ async def serve(life: Lifecycle) -> None:
                     registry.announce("readybank", f"bank-{epoch}", server.address),
                 ):
                     await life.stopping.wait()
-                    reading.cancel()
-                    ticking.cancel()
+                    await end(reading, ticking)
         finally:
             journal.close()
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 from muster import telemetry
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
+from muster.tasks import end
 from muster.types import Value
 from services.trainer import schedule as s
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
@@ -95,8 +96,7 @@ class Driver:
                         side.append(tasks.create_task(self._carry_out(commands), name=name))
             finally:
                 self._abort.set()
-                for task in side:
-                    task.cancel()
+                await end(*side)
         if halt and halt.problem:
             raise Refused(halt.problem, field="trainer", way_out=halt.way_out)
 

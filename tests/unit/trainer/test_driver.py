@@ -15,6 +15,7 @@ from services.trainer.adapters import worker
 from services.trainer.adapters.checkpoint import CheckpointStore
 from services.trainer.adapters.fake import FakeBank, FakeFleet, FakePolicy, FakeVersionLog
 from services.trainer.driver import Driver, DriverSettings
+from services.trainer.ports import KnownVersion
 from services.trainer.schedule import Phase
 from tests.unit.trainer.stories import batch, group, prompt, sampled, trajectory
 
@@ -185,3 +186,32 @@ async def test_tokens_of_a_strange_version_stop_the_trainer(tmp_path: Path) -> N
         await stage.run()
     assert failed.group_contains(InvalidInput, match="not a version of this run")
     assert stage.bank.acknowledged == [0]
+
+
+class _Swallows(FakeVersionLog):
+    """Its write meets its cancellation, which is then lost: asyncio.wait_for before Python 3.12."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def known(self) -> dict[int, KnownVersion]:
+        self.begun.set()
+        swallowed = False
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if swallowed:
+                    raise
+                swallowed = True
+
+
+async def test_a_stop_whose_cancellation_is_lost_in_a_write_still_ends(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    log = stage.versions = _Swallows()
+    driver, stopping = stage.driver(), asyncio.Event()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        await log.begun.wait()
+        stopping.set()
