@@ -38,7 +38,7 @@ NATIVE = pytest.param(
 )
 KEY = EpisodeKey("run", "g1", 0, 1, 5)
 UNSET = Limits(0, 0, 0, 0, 0)
-DOCKERFILE = "FROM scratch\nWORKDIR /work\nENV COLOUR=green\nCOPY given.txt data/\n"
+DOCKERFILE = "FROM scratch\nWORKDIR /job\nENV COLOUR=green\nCOPY given.txt data/\n"
 TEST = "test -f answer.txt && cat answer.txt > /logs/verifier/reward.txt"
 
 
@@ -84,9 +84,9 @@ async def step(host: SandboxHost, box: str, turn: int, command: str, limit_s: fl
 
 async def test_a_box_starts_with_the_task_s_files_folder_and_variables(host: SandboxHost) -> None:
     got = await acquire(host)
-    assert got.workdir == "/work"
+    assert got.workdir == "/job"
     told = await step(host, got.box, 0, "pwd; echo $COLOUR; cat data/given.txt")
-    assert told == "/work\ngreen\ngiven\n"
+    assert told == "/job\ngreen\ngiven\n"
 
 
 async def test_tests_are_not_in_the_agent_s_box(host: SandboxHost) -> None:
@@ -98,7 +98,7 @@ async def test_tests_are_not_in_the_agent_s_box(host: SandboxHost) -> None:
 async def test_run_lines_prepare_the_box(host: SandboxHost) -> None:
     lines = "RUN echo $COLOUR > made.txt && export COLOUR=red && cd /\nRUN pwd >> made.txt\n"
     got = await acquire(host, dockerfile=DOCKERFILE + lines)
-    assert await step(host, got.box, 0, "cat made.txt; echo $COLOUR") == "green\n/work\ngreen\n"
+    assert await step(host, got.box, 0, "cat made.txt; echo $COLOUR") == "green\n/job\ngreen\n"
 
 
 async def test_a_run_line_that_fails_names_the_line_and_leaves_no_box(host: SandboxHost) -> None:
@@ -120,27 +120,26 @@ async def test_the_same_attempt_gets_the_same_unused_box(host: SandboxHost) -> N
 
 async def test_a_turn_runs_once_and_its_answer_is_kept(host: SandboxHost) -> None:
     box = (await acquire(host)).box
-    first = await host.execute(KEY, box, 0, "echo more >> /work/log; cat /work/log", 10)
-    again = await host.execute(KEY, box, 0, "echo more >> /work/log; cat /work/log", 10)
+    first = await host.execute(KEY, box, 0, "echo more >> /job/log; cat /job/log", 10)
+    again = await host.execute(KEY, box, 0, "echo more >> /job/log; cat /job/log", 10)
     assert (first[1], again[1]) == (False, True)
     assert first[0] == again[0]
-    assert await step(host, box, 1, "cat /work/log") == "more\n"
+    assert await step(host, box, 1, "cat /job/log") == "more\n"
 
 
 async def test_two_calls_at_once_for_one_turn_run_it_once(host: SandboxHost) -> None:
     box = (await acquire(host)).box
     async with asyncio.TaskGroup() as tasks:
         calls = [
-            tasks.create_task(host.execute(KEY, box, 0, "echo x >> /work/log", 10))
-            for _ in range(3)
+            tasks.create_task(host.execute(KEY, box, 0, "echo x >> /job/log", 10)) for _ in range(3)
         ]
     assert sorted(call.result()[1] for call in calls) == [False, True, True]
-    assert await step(host, box, 1, "cat /work/log") == "x\n"
+    assert await step(host, box, 1, "cat /job/log") == "x\n"
 
 
 async def test_a_caller_that_leaves_does_not_stop_its_step(host: SandboxHost) -> None:
     box = (await acquire(host)).box
-    command = "echo once >> /work/log; sleep 0.2; cat /work/log"
+    command = "echo once >> /job/log; sleep 0.2; cat /job/log"
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await host.execute(KEY, box, 0, command, 10)
@@ -167,7 +166,7 @@ async def test_the_time_limit_is_named_and_the_session_goes_on(host: SandboxHost
     box = (await acquire(host)).box
     record, _ = await host.execute(KEY, box, 0, "sleep 60", 0.3)
     assert record.limit is StepLimit.TIME
-    assert await step(host, box, 1, "pwd") == "/work\n"
+    assert await step(host, box, 1, "pwd") == "/job\n"
 
 
 async def test_a_verdict_is_given_and_can_be_asked_for_again(host: SandboxHost) -> None:

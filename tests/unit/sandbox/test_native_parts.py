@@ -37,9 +37,9 @@ def test_a_pure_v2_host_kills_and_limits_in_one_tree() -> None:
 
 
 def test_a_hybrid_host_kills_in_v2_and_limits_in_v1_below_its_own_group() -> None:
-    found = find(HYBRID, "8:pids:/\n4:memory:/work/a\n0::/\n", "hugetlb")
+    found = find(HYBRID, "8:pids:/\n4:memory:/job/a\n0::/\n", "hugetlb")
     assert found.kill.directory == "/sys/fs/cgroup/unified"
-    assert found.memory.directory == "/sys/fs/cgroup/memory/work/a"
+    assert found.memory.directory == "/sys/fs/cgroup/memory/job/a"
     assert found.pids.directory == "/sys/fs/cgroup/pids"
     assert (found.kill.v2, found.memory.v2, found.pids.v2) == (True, False, False)
 
