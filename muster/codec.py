@@ -227,6 +227,8 @@ def label_to_pb(key: t.EpisodeKey, label: t.OutcomeLabel) -> ev.OutcomeLabel:
         cpu_s=label.cpu_s,
         flaky=label.flaky,
         detail=label.detail,
+        cpu_stall_s=label.cpu_stall_s,
+        replays=label.replays,
     )
 
 
@@ -240,4 +242,46 @@ def label_from_pb(message: ev.OutcomeLabel) -> t.OutcomeLabel:
         cpu_s=message.cpu_s,
         flaky=message.flaky,
         detail=message.detail,
+        cpu_stall_s=message.cpu_stall_s,
+        replays=message.replays,
+    )
+
+
+def policy_to_pb(policy: t.JobPolicy) -> pb.JobPolicy:
+    return pb.JobPolicy(
+        repairs_max=policy.repairs_max,
+        valid_min=policy.valid_min,
+        zero_variance=policy.zero_variance,
+        infra_ceiling=policy.infra_ceiling,
+    )
+
+
+def policy_from_pb(message: pb.JobPolicy) -> t.JobPolicy:
+    return t.JobPolicy(
+        repairs_max=message.repairs_max if message.HasField("repairs_max") else None,
+        valid_min=message.valid_min if message.HasField("valid_min") else None,
+        zero_variance=message.zero_variance if message.HasField("zero_variance") else None,
+        infra_ceiling=message.infra_ceiling if message.HasField("infra_ceiling") else None,
+    )
+
+
+def waiting_to_pb(value: t.Waiting) -> pb.Waiting:
+    return pb.Waiting(
+        subject=value.subject,
+        state=value.state,
+        waits_for=value.waits_for,
+        since_unix_s=value.since_unix_s,
+        owner=value.owner,
+        next_command=value.next_command,
+    )
+
+
+def waiting_from_pb(message: pb.Waiting) -> t.Waiting:
+    return t.Waiting(
+        message.subject,
+        message.state,
+        message.waits_for,
+        message.since_unix_s,
+        message.owner,
+        message.next_command,
     )

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,8 +34,18 @@ class RedisConfig(Section):
 
     url: str = ""
     """redis://, rediss:// or unix:// address; empty lets `muster up` start its own."""
+    appendfsync: Literal["always", "everysec", "no"] = "everysec"
+    """What must survive a power cut: always = everything acknowledged; everysec = all but the last
+    two seconds; no = what the kernel had written. The embedded server runs with it, another one
+    must keep at least this; below everysec, allow_volatile is needed."""
     allow_volatile: bool = False
-    """Accept a server without an append-only file: events may be lost when it restarts."""
+    """Accept a server that keeps less than that, no append-only file at all, or evicts keys."""
+    maxmemory_bytes: int = Field(0, ge=0)
+    """Most memory of the embedded server, which then refuses writes and evicts nothing; 0: all."""
+    high_water: float = Field(0.8, gt=0, le=1)
+    """Share of the server's maxmemory from which on no new episodes are launched."""
+    high_water_bytes: int = Field(0, ge=0)
+    """The same mark in bytes, for servers without maxmemory; 0: none."""
     connections_max: int = Field(32, ge=2, le=4096)
     """Connections per process; a caller waits when all are in use."""
     timeout_s: float = Field(10.0, gt=0)
@@ -69,6 +79,8 @@ class Config(Section):
     """Groups in a batch: what the trainer leases, and the unit of the admission bound."""
     repairs_max: int = Field(2, ge=0, le=16)
     """Attempts that replace one lost to infrastructure; then the group's policy applies."""
+    standbys: bool = False
+    """`muster up` runs a second router and a second ready bank that take over at once."""
     redis: RedisConfig = RedisConfig()
     model: ModelConfig = ModelConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -90,14 +102,14 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     """
     raw = _read(path) if path else {}
     kinds = {e.name: e.load() for e in entry_points(group="muster.sections")}
-    _overlay(raw, environ, kinds)
+    via = _overlay(raw, environ, kinds)
     known = [k for k in Config.model_fields if k != "sections"]
     for key in raw:
         if key not in known and key not in kinds:
-            raise _unknown(key, [*known, *kinds])
+            raise _unknown(key, [*known, *kinds], via.get(key, ""))
     top = {k: v for k, v in raw.items() if k in known}
-    sections = {name: _check(kind, raw.get(name, {}), name) for name, kind in kinds.items()}
-    config: Config = _check(Config, top, "")
+    sections = {n: _check(kind, raw.get(n, {}), n, via) for n, kind in kinds.items()}
+    config: Config = _check(Config, top, "", via)
     absolute = config.state_dir.expanduser().resolve()
     return config.model_copy(update={"sections": sections, "state_dir": absolute})
 
@@ -124,7 +136,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _overlay(
     raw: dict[str, Any], environ: Mapping[str, str], kinds: Mapping[str, type[Section]]
-) -> None:
+) -> dict[str, str]:
+    """Put the variables over the file; which variable each key comes from."""
+    via: dict[str, str] = {}
     for name, value in sorted(environ.items()):
         if not name.startswith("MUSTER_") or name.startswith(_NOT_CONFIGURATION):
             continue
@@ -133,6 +147,8 @@ def _overlay(
         if not isinstance(target, dict) or (section and section not in {*kinds, *_TOP_SECTIONS}):
             raise _unknown(section, [*kinds, *_TOP_SECTIONS], via=name)
         target[key] = value
+        via[f"{section}.{key}" if section else key] = name
+    return via
 
 
 _NOT_CONFIGURATION = ("MUSTER_TEST_", "MUSTER_CACHE")  # of the tests, and of set-up
@@ -143,7 +159,7 @@ _TOP_SECTIONS: dict[str, type[Section]] = {
 }
 
 
-def _check(kind: type[S], data: object, where: str) -> S:
+def _check(kind: type[S], data: object, where: str, via: Mapping[str, str]) -> S:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -152,9 +168,12 @@ def _check(kind: type[S], data: object, where: str) -> S:
         path += [str(part) for part in first["loc"]]
         field = ".".join(path)
         if first["type"] == "extra_forbidden":
-            raise _unknown(field, list(_names(kind, where))) from None
+            raise _unknown(field, list(_names(kind, where)), via.get(field, "")) from None
         raise ConfigError(
-            first["msg"].lower(), field=field, value=first["input"], way_out=_hint(kind, first)
+            first["msg"].lower() + _from(via.get(field, "")),
+            field=field,
+            value=first["input"],
+            way_out=_hint(kind, first),
         ) from None
 
 
@@ -183,10 +202,14 @@ def _as_model(annotation: object) -> type[BaseModel] | None:
     return None
 
 
+def _from(via: str) -> str:
+    return f" (from the environment variable {via})" if via else ""
+
+
 def _unknown(key: str, known: list[str], via: str = "") -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return ConfigError(
-        "unknown key" + (f" (from {via})" if via else ""),
+        "unknown key" + _from(via),
         field=key,
         way_out=f"did you mean {near[0]!r}?" if near else "remove it",
     )

@@ -74,9 +74,11 @@ class MachineDriver(Generic[E, C]):
         try:
             async with asyncio.TaskGroup() as tasks:
                 loop = tasks.create_task(self._loop(tasks), name=f"{self._machine.name}-machine")
-                await stopping.wait()
-                await end(loop)
-                await end(*self._running)
+                try:
+                    await stopping.wait()
+                finally:  # also when cancelled: one cancel may be lost on the way (muster/tasks.py)
+                    await end(loop)
+                    await end(*self._running)
         finally:
             self._over = True
             for waiting in list(self._applying):

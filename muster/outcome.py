@@ -37,6 +37,8 @@ class Failure(StrEnum):
     ENGINE = "engine"
     IMAGE = "image"
     NETWORK_NEED = "network_need"
+    RECORD_LOST = "record_lost"  # what a former router recorded of the attempt is not all there
+    REPLAY_DIFFERS = "replay_differs"  # a lost box could not be rebuilt: its steps answer otherwise
 
 
 class Verdict(Value, frozen=True):
@@ -62,6 +64,20 @@ class Evidence(Value, frozen=True):
     verdicts: tuple[Verdict, ...] = ()  # in the order in which they were given
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    cpu_stall_s: float = 0.0
+    replays: int = 0  # boxes rebuilt by replay
+
+
+def starved(wall_s: float, cpu_s: float, cpu_stall_s: float) -> bool:
+    """True when a step that ran out of time mostly waited for a processor of a busy host.
+
+    A command that sleeps, waits for a lock or for input uses no processor and waits for none, so
+    its stall is small: that is the command's doing. One that computes gets either the processor
+    (cpu_s grows) or pressure stall (cpu_stall_s grows). Starved: more than half of the wall time
+    was stall, and more than what it computed. A stall of less than 0 means that the kernel does
+    not tell: then nobody is excused.
+    """
+    return cpu_stall_s > 0.5 * wall_s > 0.0 and cpu_stall_s > cpu_s
 
 
 def needs_rerun(verdict: Verdict) -> bool:
@@ -179,6 +195,8 @@ def _label(
         limit="" if e.limit is StepLimit.NONE else str(e.limit),
         wall_s=e.wall_s,
         cpu_s=e.cpu_s,
+        cpu_stall_s=e.cpu_stall_s,
+        replays=e.replays,
         flaky=flaky,
         detail=detail or e.detail,
     )

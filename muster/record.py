@@ -1,210 +1,64 @@
-"""Everything a run has written to its streams, read once into plain carriers.
+"""Everything a run has written, read once into plain carriers: from its server and from disk.
 
-Owns: decoding of the six streams. Promise: every entry that is there is in the record, in stream
-order, with its stream id; one that cannot be decoded is listed as damaged and never dropped.
-Report, audit and split work on a RunRecord alone, so they need no server and no services.
-Does not cover: token payloads (they are deleted once trained).
+Owns: what is read and in which order. Promise: all streams are cut at one moment, so that no entry
+is there without those it was written with; entries that were trimmed from the server come from the
+history on disk, each once. Reading changes nothing. Report, audit and split work on a RunRecord
+alone, so they need no server and no services. Does not cover: decoding (decode.py), token payloads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from msgspec.structs import replace
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
-from muster import codec
-from muster.errors import InvalidInput, NotFound
-from muster.streams import STREAMS, Received, RunStreams, reaching_redis
-from muster.types import EpisodeKey, Fate, OutcomeLabel, StateInterval, Value, VersionSpan
-from muster.v1 import events_pb2 as ev
+from muster.decode import decode
+from muster.entries import Dead, Kept, Publication, RunRecord, StreamState
+from muster.errors import HostUnfit, NotFound
+from muster.run_index import order
+from muster.streams import DEAD, STREAMS, Received, RunStreams, reaching_redis
 
-R = TypeVar("R")
+__all__ = ["Publication", "RunRecord", "StreamState", "decode", "joined", "read_record", "runs"]
 
-
-class Opened(Value, frozen=True):
-    """A group was opened. Times in Unix seconds, router clock."""
-
-    at: str  # stream id
-    key: EpisodeKey
-    job: str
-    task: str
-    group_size: int
-    version: int
-    opened_unix_s: float
+_DEAD_MAX = 1000  # newest ones; their number is known anyway
 
 
-class Turn(Value, frozen=True):
-    """A turn was finished."""
+async def read_record(client: Redis, run: str, history: Path | None = None) -> RunRecord:
+    """Read all streams of `run`, and what was trimmed from them, when `history` has it.
 
-    at: str
-    key: EpisodeKey
-    seq: int
-    turn: int
-    prompt_tokens: int
-    sampled_tokens: int
-    cached_tokens: int
-    spans: tuple[VersionSpan, ...]
-    replica: str
-    intervals: tuple[StateInterval, ...]
-
-
-class Finish(Value, frozen=True):
-    """An attempt ended."""
-
-    at: str
-    key: EpisodeKey
-    seq: int
-    turns: int
-    host: str
-    intervals: tuple[StateInterval, ...]
-    started_unix_s: float
-    finished_unix_s: float
-
-
-class Labelled(Value, frozen=True):
-    """What became of an attempt."""
-
-    at: str
-    key: EpisodeKey
-    label: OutcomeLabel
-
-
-class Step(Value, frozen=True):
-    """The optimizer step that made a version."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    tokens: int
-    groups_with_variance: int
-    mismatch_k1: float
-    mismatch_k3: float
-    mismatch_max_abs: float
-    ess_fraction: float
-    truncated_share: float
-    train_s: float
-
-
-class Publication(Value, frozen=True):
-    """A version's way to one replica; seconds."""
-
-    replica: str
-    latency_s: float
-    pause_s: float
-    token_gap_s: float
-    receive_s: float
-    apply_s: float
-    requests_recomputed: int
-    tokens_lost: int
-    error: str
-
-
-class Version(Value, frozen=True):
-    """A policy version reached a stage: durable, or published."""
-
-    at: str
-    version: int
-    parent: int
-    digest: str
-    published: bool
-    checkpoint: str
-    step_kl: float
-    at_unix_s: float
-    step: Step | None
-    publications: tuple[Publication, ...]
-
-
-class Member(Value, frozen=True):
-    """A group of a batch, with the attempt that counts for each sibling."""
-
-    group: str
-    attempts: tuple[int, ...]
-
-
-class Batch(Value, frozen=True):
-    """A batch was frozen, or trained."""
-
-    at: str
-    step: int
-    trained: bool
-    members: tuple[Member, ...]
-    asked_unix_s: float
-    complete_unix_s: float
-    trainer_epoch: int
-    policy_version: int
-
-
-class FateOf(Value, frozen=True):
-    """The end of a group."""
-
-    at: str
-    group: str
-    fate: Fate
-    step: int
-    reason: str
-
-
-class Job(Value, frozen=True):
-    """A task set was submitted, or cancelled."""
-
-    at: str
-    job: str
-    groups: int
-    group_size: int
-    submitted_unix_s: float
-    cancelled: bool
-
-
-class Damaged(Value, frozen=True):
-    """An entry that says nothing a service could have meant."""
-
-    stream: str
-    at: str
-    problem: str
-
-
-class StreamState(Value, frozen=True):
-    """What the server itself counts: entries ever added, still there, newest one deleted."""
-
-    stream: str
-    added: int
-    length: int
-    max_deleted: str = "0-0"  # set by XDEL, not by trimming
-
-
-class RunRecord(Value, frozen=True):
-    """All streams of one run. Each tuple is in stream order."""
-
-    run: str
-    opened: tuple[Opened, ...] = ()
-    turns: tuple[Turn, ...] = ()
-    finished: tuple[Finish, ...] = ()
-    labels: tuple[Labelled, ...] = ()
-    versions: tuple[Version, ...] = ()
-    batches: tuple[Batch, ...] = ()
-    fates: tuple[FateOf, ...] = ()
-    jobs: tuple[Job, ...] = ()
-    damaged: tuple[Damaged, ...] = ()
-    streams: tuple[StreamState, ...] = ()
-
-
-async def read_record(client: Redis, run: str) -> RunRecord:
-    """Read all streams of `run`.
-
-    Raises NotFound, naming the runs that are there, when nothing of it is; Unavailable.
+    history: folder of the run's history, `state_dir/history/RUN`; without it, or when it is of
+    another machine, a run with retired groups is read in part and says so (`RunRecord.whole`).
+    Raises NotFound, naming the runs that are there, when nothing of it is; Unavailable; HostUnfit
+    when the history cannot be unpacked here.
     """
     streams = RunStreams(client, run)
-    states = [state for name in STREAMS if (state := await _state(client, streams, name))]
-    if not states:
+    cut = await _cut(client, streams)
+    if not cut:
         raise NotFound(
             "there is nothing of that run",
             field="run",
             value=run,
             way_out=f"runs here: {', '.join(await runs(client)) or 'none'}; choose with --run",
         )
-    return decode(run, [m for name in STREAMS for m in await streams.read_all(name)], states)
+    before = await _counts(client, streams)
+    live = [m for name in cut for m in await streams.read_all(name)]
+    # What was trimmed while it was read is on disk by now, so disk comes last.
+    trimmed = await asyncio.to_thread(_trimmed, history, tuple(cut)) if history else []
+    payloads = await _payloads(client, streams)
+    after = await _counts(client, streams)
+    dead = await _dead(client, streams)
+    kept = Kept(
+        before.totals, before.retired, after.retired, payloads, after.fenced, after.mark_step
+    )
+    messages, states = joined(live, trimmed, cut)
+    whole = not (after.retired and any(state.missing for state in states))
+    return decode(run, messages, states, dead, kept, whole=whole)
 
 
 async def runs(client: Redis) -> list[str]:
@@ -218,107 +72,140 @@ async def runs(client: Redis) -> list[str]:
     return sorted(found)
 
 
-async def _state(client: Redis, streams: RunStreams, name: str) -> StreamState | None:
-    key = streams.key(name)
+def joined(
+    live: Sequence[Received], trimmed: Sequence[Received], cut: Mapping[str, StreamState]
+) -> tuple[list[Received], list[StreamState]]:
+    """Entries up to the cut, each once, every stream in its order; and where they lay."""
+    found: dict[tuple[str, str], Received] = {}
+    on_disk = dict.fromkeys(cut, 0)
+    for message in live:
+        found[message.stream, message.id] = message
+    for message in trimmed:
+        if (message.stream, message.id) not in found:
+            found[message.stream, message.id] = message
+            on_disk[message.stream] += 1
+    until = {name: order(state.last) for name, state in cut.items()}
+    messages = [m for m in found.values() if order(m.id) <= until[m.stream]]
+    names = list(cut)
+    messages.sort(key=lambda m: (names.index(m.stream), order(m.id)))
+    counts = Counter(m.stream for m in messages)
+    return messages, [
+        replace(s, length=counts[name] - on_disk[name], on_disk=on_disk[name])
+        for name, s in cut.items()
+    ]
+
+
+def _trimmed(folder: Path, names: Sequence[str]) -> list[Received]:
+    files = [name for name in names if (folder / f"{name}.mzh").exists()]
+    if not files:
+        return []
+    try:
+        from muster.history import History
+    except ImportError as error:  # the base install reads servers only
+        raise HostUnfit(
+            f"part of this run lies compressed on disk, which needs {error.name}",
+            field="state_dir",
+            value=folder,
+            way_out='pip install "muster-rl[server]"',
+        ) from error
+    history = History(folder)
+    return [message for name in files for message in history.read(name)]
+
+
+async def _cut(client: Redis, streams: RunStreams) -> dict[str, StreamState]:
+    """The streams that there are, all as of one moment."""
+    pipeline = client.pipeline(transaction=True)
+    for name in STREAMS:
+        pipeline.xinfo_stream(streams.key(name))
     with reaching_redis():
-        if not await client.exists(key):
-            return None
-        info: Mapping[str, Any] = await client.xinfo_stream(key)
-    deleted = info.get("max-deleted-entry-id", b"0-0")
+        answers = await pipeline.execute(raise_on_error=False)
+    found = {}
+    for name, info in zip(STREAMS, answers, strict=True):
+        if isinstance(info, ResponseError):
+            if "no such key" in str(info):
+                continue
+        if isinstance(info, Exception):
+            with reaching_redis():
+                raise info
+        found[name] = _state(name, info)
+    return found
+
+
+def _state(name: str, info: Mapping[str, Any]) -> StreamState:
     return StreamState(
         name,
         int(info.get("entries-added", info["length"])),
         int(info["length"]),
-        deleted.decode() if isinstance(deleted, bytes) else str(deleted),
+        _text(info.get("max-deleted-entry-id", b"0-0")),
+        last=_text(info["last-generated-id"]),
     )
 
 
-def decode(
-    run: str, messages: list[Received], states: list[StreamState] | None = None
-) -> RunRecord:
-    """A record from messages as they lie on the streams."""
-    found: dict[str, list[Any]] = {name: [] for name in RunRecord.__struct_fields__}
-    for message in messages:
-        try:
-            field, value = _DECODERS[message.stream](message)
-        except (DecodeError, InvalidInput) as error:
-            field, value = "damaged", Damaged(message.stream, message.id, str(error))
-        found[field].append(value)
-    found["streams"] = states or []
-    del found["run"]
-    return RunRecord(run, **{name: tuple(values) for name, values in found.items()})
-
-
-def _event(m: Received) -> tuple[str, Any]:
-    e = ev.TrajectoryEvent.FromString(m.data)
-    key, kind = codec.key_from_pb(e.episode), e.WhichOneof("event")
-    if kind == "group_opened":
-        g = e.group_opened
-        return "opened", Opened(
-            m.id, key, g.job, g.task, g.group_size, g.opened_at_version, g.opened_unix_s
-        )
-    if kind == "turn_finished":
-        t = e.turn_finished
-        spans, intervals = codec.spans_from_pb(t.spans), codec.intervals_from_pb(t.intervals)
-        tokens = (t.prompt_tokens, t.sampled_tokens, t.cached_tokens)
-        return "turns", Turn(m.id, key, e.seq, t.turn, *tokens, spans, t.replica, intervals)
-    if kind == "episode_finished":
-        f = e.episode_finished
-        intervals = codec.intervals_from_pb(f.intervals)
-        times = (f.started_unix_s, f.finished_unix_s)
-        return "finished", Finish(m.id, key, e.seq, f.turns, f.host, intervals, *times)
-    raise InvalidInput("an event of no known kind", field="event", value=key.id)
-
-
-def _label(m: Received) -> tuple[str, Any]:
-    label = ev.OutcomeLabel.FromString(m.data)
-    return "labels", Labelled(m.id, codec.key_from_pb(label.episode), codec.label_from_pb(label))
-
-
-def _version(m: Received) -> tuple[str, Any]:
-    v = ev.PolicyVersionRecord.FromString(m.data)
-    if v.stage == ev.VERSION_STAGE_UNSPECIFIED:
-        raise InvalidInput("no stage", field="stage", value=v.stage)
-    step = _plain(Step, v.step) if v.HasField("step") else None
-    publications = tuple(_plain(Publication, p) for p in v.publications)
-    published = v.stage == ev.VERSION_STAGE_PUBLISHED
-    whence = (v.version, v.parent, v.digest, published, v.checkpoint, v.step_kl, v.at_unix_s)
-    return "versions", Version(m.id, *whence, step, publications)
-
-
-def _batch(m: Received) -> tuple[str, Any]:
-    b = ev.BatchRecord.FromString(m.data)
-    if b.stage == ev.BATCH_STAGE_UNSPECIFIED:
-        raise InvalidInput("no stage", field="stage", value=b.stage)
-    members = tuple(Member(x.group, tuple(x.attempts)) for x in b.members)
-    times = (b.asked_unix_s, b.complete_unix_s)
-    trained = b.stage == ev.BATCH_STAGE_TRAINED
-    return "batches", Batch(
-        m.id, b.step, trained, members, *times, b.trainer_epoch, b.policy_version
+async def _counts(client: Redis, streams: RunStreams) -> Kept:
+    """Totals, bits of retired groups and refused writes, as of one moment."""
+    names = await _names(client, streams, "totals:*")
+    jobs = sorted(name.partition(":")[2] for name in names)
+    roles = sorted(
+        name.removeprefix("epoch:").removesuffix(":fenced")
+        for name in await _names(client, streams, "epoch:*:fenced")
+    )
+    pipeline = client.pipeline(transaction=True)
+    for job in jobs:
+        pipeline.hgetall(streams.key("totals", job))
+        pipeline.get(streams.key("retired", job))
+    for role in roles:
+        pipeline.get(streams.key("epoch", role, "fenced"))
+    pipeline.hget(streams.key("mark"), "step")
+    with reaching_redis():
+        *answers, mark = await pipeline.execute()
+    of_jobs, fenced = answers[: 2 * len(jobs)], answers[2 * len(jobs) :]
+    return Kept(
+        totals={
+            job: {k.decode(): int(v) for k, v in of_jobs[2 * n].items()}
+            for n, job in enumerate(jobs)
+        },
+        retired={job: _bits(of_jobs[2 * n + 1] or b"") for n, job in enumerate(jobs)},
+        fenced={role: int(count or 0) for role, count in zip(roles, fenced, strict=True)},
+        mark_step=int(mark or 0),
     )
 
 
-def _fate(m: Received) -> tuple[str, Any]:
-    f = ev.GroupFate.FromString(m.data)
-    return "fates", FateOf(m.id, f.group, codec.fate_from_pb(f.fate), f.step, f.reason)
+def _bits(data: bytes) -> frozenset[int]:
+    """Positions of set bits, as SETBIT numbers them."""
+    return frozenset(
+        8 * at + bit for at, byte in enumerate(data) for bit in range(8) if byte & (128 >> bit)
+    )
 
 
-def _job(m: Received) -> tuple[str, Any]:
-    j = ev.JobRecord.FromString(m.data)
-    return "jobs", Job(m.id, j.job, j.groups, j.group_size, j.submitted_unix_s, j.cancelled)
+async def _payloads(client: Redis, streams: RunStreams) -> frozenset[str]:
+    found = [*await _names(client, streams, "p:*"), *await _names(client, streams, "o:*")]
+    return frozenset(found)
 
 
-def _plain(kind: type[R], message: Message) -> R:
-    """A carrier whose fields are those of the same names in the message."""
-    names = kind.__struct_fields__  # type: ignore[attr-defined]
-    return kind(**{name: getattr(message, name) for name in names})
+async def _names(client: Redis, streams: RunStreams, pattern: str) -> list[str]:
+    """Keys of this run that fit, without the run's prefix."""
+    prefix = streams.key("")
+    with reaching_redis():
+        return [
+            key.decode().removeprefix(prefix)
+            async for key in client.scan_iter(match=_literal(prefix) + pattern, count=5000)
+        ]
 
 
-_DECODERS: Mapping[str, Callable[[Received], tuple[str, Any]]] = {
-    "events": _event,
-    "outcomes": _label,
-    "versions": _version,
-    "batches": _batch,
-    "fates": _fate,
-    "jobs": _job,
-}
+def _literal(text: str) -> str:
+    """Without the meaning that KEYS patterns give to these characters."""
+    return "".join(f"\\{c}" if c in "*?[]\\^" else c for c in text)
+
+
+async def _dead(client: Redis, streams: RunStreams) -> list[Dead]:
+    page: Any
+    with reaching_redis():
+        page = await client.xrevrange(streams.key(DEAD), count=_DEAD_MAX)
+    return [
+        Dead(_text(at), *(_text(fields.get(name, b"")) for name in (b"stream", b"id", b"reason")))
+        for at, fields in reversed(page)
+    ]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

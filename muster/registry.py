@@ -1,12 +1,18 @@
 """Who is there: services announce themselves in Redis and keep the entry alive.
 
-Promise: an entry that nobody refreshes is no longer listed after `ttl_s`. Presence is liveness
-only; nothing here makes a write safe (epochs do). Does not cover: health of a listed service.
+Promise: an entry that nobody refreshes is no longer listed after `ttl_s`, and is removed by the
+next that announces itself much later; a full server takes heartbeats all the same. Presence is
+liveness only; nothing here makes a write safe (epochs do). Does not cover: health of a listed
+service. A process that stands by is listed under kind `standby` as ROLE-…, without an address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
+import os
+import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,17 +26,23 @@ from muster.tasks import end
 from muster.types import Value
 
 _log = telemetry.logger("muster.registry")
-KINDS = ("router", "inference", "sandbox", "readybank", "trainer")
+KINDS = ("router", "inference", "sandbox", "readybank", "trainer", "standby")
+_FORGET = 100  # times `ttl_s`: no clock jumps that far and back
+
+# KEYS: registry. ARGV: field, entry. Without it the fleet would vanish while the server is full.
+_WRITE = '#!lua flags=allow-oom\nreturn redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])'
 
 
 class Entry(Value, frozen=True):
-    """One announced service."""
+    """One announced service; `host` and `pid` say which process it is."""
 
     kind: str
     id: str
     address: str
     info: dict[str, str] = {}
     beat_unix_s: float = 0.0
+    host: str = ""
+    pid: int = 0
 
 
 class Registry:
@@ -39,13 +51,15 @@ class Registry:
     def __init__(self, redis: Redis, run: str, *, beat_s: float = 1.0, ttl_s: float = 6.0):
         self._redis, self._key = redis, f"m:{{{run}}}:registry"
         self._beat_s, self._ttl_s = beat_s, ttl_s
+        self._set = redis.register_script(_WRITE)
 
     @asynccontextmanager
     async def announce(
         self, kind: str, id: str, address: str, info: dict[str, str] | None = None
     ) -> AsyncIterator[None]:
         """Listed while the block runs; survives restarts of Redis."""
-        entry = Entry(kind, id, address, info or {})
+        entry = Entry(kind, id, address, info or {}, host=socket.gethostname(), pid=os.getpid())
+        await self._forget()
         await self._write(entry)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -72,12 +86,29 @@ class Registry:
 
     async def _write(self, entry: Entry) -> None:
         fresh = msgspec.structs.replace(entry, beat_unix_s=wall())
-        await self._redis.hset(self._key, f"{entry.kind}/{entry.id}", msgspec.json.encode(fresh))
+        field = f"{entry.kind}/{entry.id}"
+        await self._set(keys=[self._key], args=[field, msgspec.json.encode(fresh)])
+
+    async def _forget(self) -> None:
+        """Remove what killed processes left long ago."""
+        oldest = wall() - _FORGET * self._ttl_s
+        old = [f"{e.kind}/{e.id}" for e in await self._all() if e.beat_unix_s < oldest]
+        if old:
+            await self._redis.hdel(self._key, *old)
 
     async def list(self, kind: str) -> list[Entry]:
-        """Live entries of a kind, ordered by id."""
-        found = await self._redis.hgetall(self._key)
-        entries = [msgspec.json.decode(value, type=Entry) for value in found.values()]
+        """Live entries of a kind, ordered by id: numbers in it count as numbers."""
         now = wall()
-        live = [e for e in entries if e.kind == kind and now - e.beat_unix_s <= self._ttl_s]
-        return sorted(live, key=lambda e: e.id)
+        found = await self._all()
+        live = [e for e in found if e.kind == kind and now - e.beat_unix_s <= self._ttl_s]
+        return sorted(live, key=lambda e: _natural(e.id))
+
+    async def _all(self) -> builtins.list[Entry]:
+        found = await self._redis.hgetall(self._key)
+        return [msgspec.json.decode(value, type=Entry) for value in found.values()]
+
+
+def _natural(id: str) -> list[tuple[bool, int, str]]:
+    """`router-10` comes after `router-9`: the last one listed is the newest owner."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", id)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]

@@ -104,6 +104,21 @@ class Listener:
             await self._server.stop(grace_s)
 
 
+def listener(listen: str, *, field: str, fallback: bool) -> Listener:
+    """A bound address; with `fallback`, any port of the same host when that one is taken.
+
+    For a standby: the former owner may still hold its port (a stopped process does).
+    """
+    try:
+        return Listener(listen, field=field)
+    except errors.InvalidInput:
+        host, _, _ = listen.rpartition(":")
+        if not fallback or not host or listen.startswith("unix:"):
+            raise
+        _log.warning("%s is taken: another port is chosen and announced", listen)
+        return Listener(f"{host}:0", field=field)
+
+
 @asynccontextmanager
 async def serve(
     listen: str,

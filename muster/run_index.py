@@ -7,16 +7,19 @@ stream order, so a duplicate stays visible as a list of two. Pure. Does not cove
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from muster.record import (
+from muster.entries import (
     Batch,
     FateOf,
     Finish,
+    Intended,
     Job,
     Labelled,
     Member,
     Opened,
+    Restored,
     RunRecord,
     Turn,
     Version,
@@ -25,6 +28,7 @@ from muster.types import Fate
 
 ROOT_VERSION = 0
 Place = tuple[str, int]  # group, sibling
+Event = Intended | Turn | Restored | Finish
 
 
 class RunIndex:
@@ -33,38 +37,57 @@ class RunIndex:
     def __init__(self, record: RunRecord):
         self.record = record
         self.opened: dict[str, list[Opened]] = defaultdict(list)
+        self.intended: dict[str, list[Intended]] = defaultdict(list)
         self.turns: dict[str, list[Turn]] = defaultdict(list)
+        self.restored: dict[str, list[Restored]] = defaultdict(list)
         self.finished: dict[str, list[Finish]] = defaultdict(list)
         self.labels: dict[str, list[Labelled]] = defaultdict(list)
-        self.attempts: dict[Place, dict[int, list[Turn | Finish]]] = defaultdict(dict)
+        self.attempts: dict[Place, dict[int, list[Event]]] = defaultdict(dict)
+        self.by_group: dict[str, dict[int, dict[int, list[Event]]]] = defaultdict(dict)
         self.fates: dict[str, list[FateOf]] = defaultdict(list)
         self.frozen: dict[int, list[Batch]] = defaultdict(list)
         self.trained: dict[int, list[Batch]] = defaultdict(list)
         self.versions: dict[int, list[Version]] = defaultdict(list)
+        self._made: dict[int, list[Version]] = defaultdict(list)
         self.jobs: dict[str, list[Job]] = defaultdict(list)
         self._fill(record)
 
     def _fill(self, record: RunRecord) -> None:
         for o in record.opened:
             self.opened[o.key.group].append(o)
-        for t in record.turns:
-            self.turns[t.key.id].append(t)
-        for f in record.finished:
-            self.finished[f.key.id].append(f)
-        for label in record.labels:
-            self.labels[label.key.id].append(label)
-        events: list[Turn | Finish] = [*record.turns, *record.finished]
-        for event in sorted(events, key=lambda e: order(e.at)):
-            by_attempt = self.attempts[event.key.group, event.key.sibling]
-            by_attempt.setdefault(event.key.attempt, []).append(event)
         for fate in record.fates:
             self.fates[fate.group].append(fate)
         for batch in record.batches:
             (self.trained if batch.trained else self.frozen)[batch.step].append(batch)
         for version in record.versions:
             self.versions[version.version].append(version)
+        for first in (records[0] for records in self.versions.values()):
+            if first.step is not None:
+                self._made[first.step.step].append(first)
         for job in record.jobs:
             self.jobs[job.job].append(job)
+        self._fill_episodes(record)
+
+    def _fill_episodes(self, record: RunRecord) -> None:
+        of_episodes: tuple[tuple[dict[str, list[Any]], Sequence[Any]], ...] = (
+            (self.intended, record.intended),
+            (self.turns, record.turns),
+            (self.restored, record.restored),
+            (self.finished, record.finished),
+            (self.labels, record.labels),
+        )
+        for by_episode, entries in of_episodes:
+            for entry in entries:
+                by_episode[entry.key.id].append(entry)
+        events: list[Event] = list(record.intended)
+        events += record.turns
+        events += record.restored
+        events += record.finished
+        for event in sorted(events, key=lambda e: order(e.at)):
+            by_attempt = self.attempts[event.key.group, event.key.sibling]
+            by_attempt.setdefault(event.key.attempt, []).append(event)
+        for place, attempts in self.attempts.items():
+            self.by_group[place[0]][place[1]] = attempts
 
     def size(self, group: str) -> int:
         """Siblings that the group was opened with; 0 when it never was."""
@@ -75,6 +98,12 @@ class RunIndex:
         by_attempt = self.attempts.get((group, sibling), {})
         ended = [a for a, events in by_attempt.items() if any(map(_is_finish, events))]
         return max(ended, default=None)
+
+    def outcome(self, group: str, sibling: int) -> Labelled | None:
+        """The label of the newest attempt that has ended."""
+        attempt = self.newest_finished(group, sibling)
+        found = self.labels.get(f"{group}.{sibling}.{attempt}", ())
+        return found[-1] if found else None
 
     def fate(self, group: str) -> FateOf | None:
         """The first fate recorded."""
@@ -106,8 +135,7 @@ class RunIndex:
 
     def made_by(self, step: int) -> list[Version]:
         """Versions that the optimizer step made; several after a return to an old checkpoint."""
-        versions = (records[0] for records in self.versions.values())
-        return [v for v in versions if v.step is not None and v.step.step == step]
+        return self._made.get(step, [])
 
     def base(self, batch: Batch) -> int:
         """The version that the batch was trained on, as far as it is recorded."""
@@ -127,19 +155,23 @@ class RunIndex:
 
 def chain(parents: Mapping[int, int], version: int) -> list[int]:
     """The version, its parent, and so on, as far as is recorded; never endless."""
-    found = [version]
-    while found[-1] in parents and found[-1] != ROOT_VERSION:
-        parent = parents[found[-1]]
-        if parent in found or parent < ROOT_VERSION:
-            break
-        found.append(parent)
-    return found
+    return list(_ancestry(parents, version))
+
+
+def _ancestry(parents: Mapping[int, int], version: int) -> Iterator[int]:
+    seen = {version}
+    yield version
+    while version in parents and version != ROOT_VERSION:
+        version = parents[version]
+        if version in seen or version < ROOT_VERSION:
+            return
+        seen.add(version)
+        yield version
 
 
 def lag(parents: Mapping[int, int], old: int, new: int) -> int | None:
     """Versions between `old` and `new` along the lineage; None when `old` is not its ancestor."""
-    line = chain(parents, new)
-    return line.index(old) if old in line else None
+    return next((n for n, v in enumerate(_ancestry(parents, new)) if v == old), None)
 
 
 def order(stream_id: str) -> tuple[int, int]:
@@ -148,5 +180,5 @@ def order(stream_id: str) -> tuple[int, int]:
     return int(ms), int(number or 0)
 
 
-def _is_finish(event: Turn | Finish) -> bool:
+def _is_finish(event: Event) -> bool:
     return isinstance(event, Finish)

@@ -34,7 +34,7 @@ class Lane(Value, frozen=True):
 def split(lanes: Sequence[Lane], start: float, end: float) -> dict[str, float]:
     """Seconds of [start, end) by part; every part is present, all sum to max(0, end - start)."""
     changes = sorted(
-        change for lane in lanes for piece in _pieces(lane, start, end) for change in _edges(*piece)
+        change for lane in lanes for piece in pieces(lane, start, end) for change in _edges(*piece)
     )
     shares: dict[str, list[float]] = {part: [] for part in PARTS}
     counts = dict.fromkeys(PARTS, 0)
@@ -73,8 +73,8 @@ def _edges(start: float, end: float, part: str) -> tuple[tuple[float, int, str],
     return (start, 1, part), (end, -1, part)
 
 
-def _pieces(lane: Lane, start: float, end: float) -> Iterator[tuple[float, float, str]]:
-    """Disjoint stretches that cover [start, min(end, done)), each with its state."""
+def pieces(lane: Lane, start: float, end: float) -> Iterator[tuple[float, float, str]]:
+    """(from, to, state): disjoint stretches that cover [start, min(end, done))."""
     end = min(end, lane.done_unix_s)
     if not start < end:
         return

@@ -1,70 +1,122 @@
 """The Redis streams of a run: fenced, idempotent, atomic appends; ordered reads.
 
-Owns: key names, the append script, connections. Promise: a set of entries and payloads is written
-whole or not at all; a former owner (older epoch) is refused; an entry whose dedupe field was seen
-is skipped, so a retry after a lost reply has the effect of one call. Does not cover: what the
-entries mean (codec.py, the services), trimming.
+Owns: key names, the scripts. Promise: a set of entries and payloads is written whole or not at all;
+a former owner (older epoch) is refused and counted; an entry whose dedupe field was seen is left
+out, so a retry after a lost reply has the effect of one call. Does not cover: what the entries mean
+(codec.py, the services), when something is retired or trimmed (the bank), the connection and its
+troubles (redis_link.py), what survives a power cut (durability.py).
 
-Keys, all under the hash tag {run}: `m:{run}:events|outcomes|versions|fates|batches|jobs` (streams),
-`m:{run}:epoch:ROLE` (counters), `m:{run}:seen:SCOPE` (hashes of dedupe fields),
-`m:{run}:p:EPISODE.SEQ` and `m:{run}:task:DIGEST` (payloads).
+Keys, all under the hash tag {run}: `m:{run}:events|outcomes|versions|fates|batches|jobs|dead`
+(streams), `m:{run}:epoch:ROLE` (owners, counted), `m:{run}:epoch:ROLE:fenced` (refused writes,
+counted), `m:{run}:seen:SCOPE` (hashes of dedupe fields; that of a group goes when the group is
+retired), `m:{run}:p:EPISODE.TURN` (tokens), `m:{run}:o:EPISODE.TURN` (output of a step),
+`m:{run}:task:DIGEST` (task packages), `m:{run}:totals:JOB` (what retired groups add up to),
+`m:{run}:retired:JOB` (one bit per retired group).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import redis.exceptions as failures
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 
 from muster import telemetry
-from muster.config import RedisConfig
-from muster.errors import ConfigError, Fenced, Unavailable
+from muster.errors import Fenced
+from muster.redis_link import RESERVE, STRICT
+from muster.redis_link import connect as connect
+from muster.redis_link import reaching_redis as reaching_redis
 from muster.types import Value
 from muster.v1 import events_pb2 as ev
 
 STREAMS = ("events", "outcomes", "versions", "fates", "batches", "jobs")
+DEAD = "dead"  # entries that could not be read, with the reason
+
+# All scripts go on so. KEYS[1]: epoch key. ARGV[1]: epoch ("" = not fenced).
+_FENCE = """
+if ARGV[1] ~= "" then
+  local now = redis.call("GET", KEYS[1]) or "0"
+  if now ~= ARGV[1] then
+    redis.call("INCR", KEYS[1] .. ":fenced")
+    return {"FENCED", now}
+  end
+end
+"""
 
 # KEYS: epoch key, then per entry its stream and its dedupe hash, then the payload keys.
-# ARGV: epoch ("" = not fenced), entries n, then n × (dedupe field, number of fields, fields…),
-# then one value per payload key. Answers {"FENCED", epoch} or {"OK", id or "" per entry}.
-_APPEND = """
-local epoch = ARGV[1]
-if epoch ~= "" then
-  local now = redis.call("GET", KEYS[1]) or "0"
-  if now ~= epoch then return {"FENCED", now} end
-end
+# ARGV: epoch, entries n, then n times (dedupe field, field that must be there already or "",
+# number of fields, fields...), then one value per payload key.
+# Answers {"OK", id or "" per entry}.
+_APPEND = (
+    _FENCE
+    + """
 local n, at, answer = tonumber(ARGV[2]), 3, {"OK"}
 for i = 1, n do
   local stream, seen = KEYS[2 * i], KEYS[2 * i + 1]
-  local field, count = ARGV[at], tonumber(ARGV[at + 1])
+  local field, needs, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   local entry = {}
-  for j = 1, count do entry[j] = ARGV[at + 1 + j] end
-  at = at + 2 + count
-  if redis.call("HSETNX", seen, field, "1") == 1 then
-    answer[i + 1] = redis.call("XADD", stream, "*", unpack(entry))
+  for j = 1, count do entry[j] = ARGV[at + 2 + j] end
+  at = at + 3 + count
+  answer[i + 1] = ""
+  if needs == "" or redis.call("HEXISTS", seen, needs) == 1 then
+    if redis.call("HSETNX", seen, field, "1") == 1 then
+      answer[i + 1] = redis.call("XADD", stream, "*", unpack(entry))
+    end
   else
-    answer[i + 1] = ""
+    answer[1] = "CLOSED"
   end
 end
-for i = 2 * n + 2, #KEYS do
-  redis.call("SET", KEYS[i], ARGV[at])
-  at = at + 1
+if answer[1] == "OK" then
+  for i = 2 * n + 2, #KEYS do
+    redis.call("SET", KEYS[i], ARGV[at])
+    at = at + 1
+  end
 end
 return answer
 """
+)
+
+# KEYS: epoch key, dedupe hash of the group, that of the fates, totals, bits, then keys to delete.
+# ARGV: epoch, group, index, then pairs (total, what to add). Answers {"OK", 1 or 0: done before}.
+_RETIRE = (
+    RESERVE
+    + _FENCE
+    + """
+if redis.call("EXISTS", KEYS[2]) == 0 then return {"OK", "0"} end
+for i = 4, #ARGV, 2 do redis.call("HINCRBY", KEYS[4], ARGV[i], ARGV[i + 1]) end
+redis.call("SETBIT", KEYS[5], ARGV[3], 1)
+redis.call("HDEL", KEYS[3], ARGV[2])
+for i = 6, #KEYS do redis.call("UNLINK", KEYS[i]) end
+redis.call("UNLINK", KEYS[2])
+return {"OK", "1"}
+"""
+)
+
+# KEYS: epoch key, stream. ARGV: epoch, first id to keep. Answers {"OK", entries that went}.
+_TRIM = (
+    RESERVE
+    + _FENCE
+    + """
+return {"OK", tostring(redis.call("XTRIM", KEYS[2], "MINID", ARGV[2]))}
+"""
+)
+
+_NEXT_EPOCH = RESERVE + 'return redis.call("INCR", KEYS[1])'
 
 
 class StreamEntry(Value, frozen=True):
-    """One message to append. `dedupe` within `scope` is written at most once."""
+    """One message to append. `dedupe` within `scope` is written at most once.
+
+    `needs`: the dedupe field of the same scope that must have been written before, else nothing
+    is (a group that was retired takes no late entry).
+    """
 
     stream: str
     scope: str
     dedupe: str
     data: bytes
     plain: tuple[tuple[str, str], ...] = ()
+    needs: str = ""
 
 
 class Received(Value, frozen=True):
@@ -76,71 +128,16 @@ class Received(Value, frozen=True):
     traceparent: str
 
 
-@asynccontextmanager
-async def connect(config: RedisConfig) -> AsyncIterator[Redis]:
-    """A checked client: reachable, and durable unless the configuration says otherwise."""
-    if not config.url:
-        raise ConfigError(
-            "no Redis is configured",
-            field="redis.url",
-            way_out="name a server, or start everything with `muster up`, which brings its own",
-        )
-    try:
-        pool = BlockingConnectionPool.from_url(
-            config.url,
-            max_connections=config.connections_max,
-            timeout=config.timeout_s,
-            socket_connect_timeout=config.timeout_s,
-            socket_timeout=config.timeout_s,
-        )
-    except ValueError as error:
-        raise ConfigError(
-            "not the address of a Redis server",
-            field="redis.url",
-            value=_shown(config.url),
-            way_out="write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH",
-        ) from error
-    client = Redis(connection_pool=pool)
-    try:
-        await _check(client, config)
-        yield client
-    finally:
-        await client.aclose()
-        await pool.aclose()
-
-
-async def _check(client: Redis, config: RedisConfig) -> None:
-    try:
-        persistence: Mapping[str, Any] = await client.info("persistence")
-    except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
-        raise Unavailable(
-            f"Redis cannot be reached ({error})",
-            field="redis.url",
-            value=_shown(config.url),
-            way_out="start it or correct the address; without redis.url `muster up` brings its own",
-        ) from error
-    if not persistence.get("aof_enabled") and not config.allow_volatile:
-        raise ConfigError(
-            "this Redis keeps no append-only file: finished trajectories would be lost with it",
-            field="redis.url",
-            value=_shown(config.url),
-            way_out="set `appendonly yes` there, or redis.allow_volatile = true to accept that",
-        )
-
-
-def _shown(url: str) -> str:
-    """The address without its credentials: it stands in errors and logs."""
-    scheme, slashes, rest = url.partition("://")
-    head, query, _ = rest.partition("?")
-    return f"{scheme}{slashes}{head.rpartition('@')[2]}{query and '?…'}"
-
-
 class RunStreams:
     """The streams of one run, written under one role's epoch."""
 
     def __init__(self, client: Redis, run: str, *, role: str = "", epoch: int | None = None):
         self._redis, self.run, self._role, self._epoch = client, run, role, epoch
-        self._script = client.register_script(_APPEND)
+        # Only the router's records grow with the work; the others' let it come to an end.
+        flags = STRICT if role == "router" else RESERVE
+        self._append = client.register_script(flags + _APPEND)
+        self._retire = client.register_script(_RETIRE)
+        self._trim = client.register_script(_TRIM)
 
     def key(self, *parts: str) -> str:
         """Full name of a key of this run."""
@@ -157,7 +154,7 @@ class RunStreams:
         trace = telemetry.traceparent()
         keys = [self.key("epoch", self._role)]
         args: list[bytes | str] = [
-            "" if self._epoch is None else str(self._epoch),
+            self._fence,
             str(len(entries)),
         ]
         for entry in entries:
@@ -165,11 +162,48 @@ class RunStreams:
             fields: list[bytes | str] = ["d", entry.data]
             fields += [part for pair in entry.plain for part in pair]
             fields += ["traceparent", trace] if trace else []
-            args += [entry.dedupe, str(len(fields)), *fields]
+            args += [entry.dedupe, entry.needs, str(len(fields)), *fields]
         keys += list(payloads)
         args += list(payloads.values())
         with reaching_redis():
-            answer = await self._script(keys=keys, args=args)
+            answer = self._unfenced(await self._append(keys=keys, args=args))
+        return [bool(id_) for id_ in answer]
+
+    async def retire(
+        self, group: str, *, job: str, index: int, totals: Mapping[str, int], delete: Sequence[str]
+    ) -> bool:
+        """Drop what a group that has its fate still holds, and count it, in one step.
+
+        `delete`: its payload keys. False when it was done before. Raises as `append` does.
+        """
+        keys = [
+            self.key("epoch", self._role),
+            self.key("seen", f"g:{group}"),
+            self.key("seen", "fates"),
+            self.key("totals", job),
+            self.key("retired", job),
+            *delete,
+        ]
+        args = [self._fence, group, str(index)]
+        for name, added in totals.items():
+            args += [name, str(added)]
+        with reaching_redis():
+            answer = self._unfenced(await self._retire(keys=keys, args=args))
+        return bool(answer[0] == b"1")
+
+    async def trim(self, stream: str, first_kept: str) -> int:
+        """Drop every entry below an id; how many went. Raises as `append` does."""
+        keys = [self.key("epoch", self._role), self.key(stream)]
+        with reaching_redis():
+            answer = self._unfenced(await self._trim(keys=keys, args=[self._fence, first_kept]))
+        return int(answer[0])
+
+    @property
+    def _fence(self) -> str:
+        return "" if self._epoch is None else str(self._epoch)
+
+    def _unfenced(self, answer: list[bytes]) -> list[bytes]:
+        """The answer of a script without its status."""
         if answer[0] == b"FENCED":
             raise Fenced(
                 f"a newer {self._role} owns run {self.run}",
@@ -177,7 +211,7 @@ class RunStreams:
                 value=self._epoch,
                 way_out=f"stop: epoch {answer[1].decode()} is in charge",
             )
-        return [bool(id_) for id_ in answer[1:]]
+        return answer[1:]
 
     async def read_all(self, stream: str, after: str = "-") -> list[Received]:
         """Every message of a stream in order, from the first or after an id."""
@@ -224,33 +258,11 @@ class RunStreams:
         return list(found)
 
 
-class reaching_redis:
-    """Turns what passes by itself (no connection, a full or loading server) into Unavailable."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        transient = (
-            failures.ConnectionError,
-            failures.TimeoutError,
-            failures.ReadOnlyError,
-            failures.OutOfMemoryError,
-            failures.TryAgainError,
-        )
-        named = isinstance(error, failures.ResponseError) and str(error).startswith(
-            ("MISCONF", "NOREPLICAS", "BUSY", "MASTERDOWN")
-        )
-        if named or isinstance(error, transient):
-            raise Unavailable(
-                f"Redis does not answer ({error})", way_out="it is retried; see its log"
-            ) from error
-
-
 async def next_epoch(client: Redis, run: str, role: str) -> int:
     """Take over `role`: every former owner is fenced from now on."""
     with reaching_redis():
-        return int(await client.incr(f"m:{{{run}}}:epoch:{role}"))
+        take = client.register_script(_NEXT_EPOCH)
+        return int(await take(keys=[f"m:{{{run}}}:epoch:{role}"]))
 
 
 async def append_version(client: Redis, run: str, record: ev.PolicyVersionRecord) -> None:

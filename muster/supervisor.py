@@ -14,14 +14,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from muster.clock import monotonic
 from muster.config import Config
+from muster.registry import Entry
 from muster.supervise import machine
 from muster.supervise.health import Health
-from muster.supervise.plan import Service, environment
+from muster.supervise.plan import STANDBYS, Service, environment
 from muster.supervise.processes import Processes
-from muster.supervise.state import Claim
+from muster.supervise.state import Claim, write_router_address
 from muster.types import Value
 
 _TICK_S = 0.1
+_LEADER_S = 0.5
 _LOG_CHECK_S = 10.0
 
 Show = Callable[[machine.Report], None]
@@ -54,6 +56,7 @@ class Supervisor:
         )
         self._health = Health(config.redis.url, config.run)
         self._processes = Processes(claim, environment(os.environ, claim.runtime))
+        self._claim = claim
         # Bounded by what a handful of services can do between two turns of the loop.
         self._inbox: asyncio.Queue[machine.Event] = asyncio.Queue(1000)
         self._ready = asyncio.Event()
@@ -74,6 +77,7 @@ class Supervisor:
                 timers = [
                     tasks.create_task(self._ticks(), name="supervisor-ticks"),
                     tasks.create_task(self._bound_logs(), name="supervisor-logs"),
+                    tasks.create_task(self._follow_leaders(), name="supervisor-leaders"),
                 ]
                 if work:
                     self._work = tasks.create_task(self._run_work(work), name="supervisor-work")
@@ -116,15 +120,36 @@ class Supervisor:
 
     async def _watch(self, name: str) -> None:
         """Feed `Healthy` once, then `Exited`."""
+        service, pid = self._services[name], self._processes.pid(name)
         async with asyncio.TaskGroup() as tasks:
-            probe = tasks.create_task(self._probe(name), name=f"probe-{name}")
+            probe = tasks.create_task(self._probe(service, pid), name=f"probe-{name}")
             status, line = await self._processes.ended(name)
             probe.cancel()
         await self._inbox.put(machine.Exited(name, status, line))
+        if service.kind in STANDBYS and pid is not None:
+            await self._health.buried(service.kind, pid)
 
-    async def _probe(self, name: str) -> None:
-        await self._health.ready(self._services[name])
-        await self._inbox.put(machine.Healthy(name))
+    async def _probe(self, service: Service, pid: int | None) -> None:
+        remark = await self._health.ready(service, pid)
+        remark = remark or self._processes.remark(service.name)
+        await self._inbox.put(machine.Healthy(service.name, remark))
+
+    async def _follow_leaders(self) -> None:
+        """Write down where the router listens, and tell when another process took a role over."""
+        known: dict[str, Entry] = {}
+        while True:
+            for role in STANDBYS:
+                entry = await self._health.leader(role)
+                if entry is None or entry.id == (known[role].id if role in known else ""):
+                    continue
+                if role == "router":
+                    write_router_address(self._claim.state_dir, entry.address)
+                by_pid = {self._processes.pid(name): name for name in self._services}
+                if role in known and entry.pid in by_pid and entry.pid != known[role].pid:
+                    detail = f"leads now, at {entry.address}"
+                    self._show(machine.Report(by_pid[entry.pid], machine.Phase.READY, detail))
+                known[role] = entry
+            await asyncio.sleep(_LEADER_S)
 
     async def _run_work(self, work: Work) -> None:
         await self._ready.wait()

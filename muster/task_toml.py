@@ -14,6 +14,7 @@ import difflib
 import tomllib
 from typing import Any
 
+from muster import instances
 from muster.errors import InvalidInput
 from muster.types import Value
 
@@ -38,7 +39,8 @@ _KNOWN: dict[str, set[str]] = {
     "solution": {"env"},
 }  # fmt: skip
 # Ours, in the free table [metadata]; any other key there is the author's own.
-_OURS = {"muster_max_turns", "muster_success_threshold"}
+_OURS = {"muster_max_turns", "muster_success_threshold", "muster_split", "muster_parameters"}
+SPLITS = ("train", "eval", "limits")
 # Keys that would change what the task means and that a native box cannot honour: any value set
 # other than those that mean "nothing" is refused.
 _UNABLE = {
@@ -62,6 +64,8 @@ class TaskSettings(Value, frozen=True):
     verifier_env: tuple[tuple[str, str], ...] = ()
     memory_bytes: int | None = None
     disk_bytes: int | None = None
+    split: str = SPLITS[0]
+    parameters: tuple[instances.Parameter, ...] = ()
 
 
 def parse(text: str) -> TaskSettings:
@@ -89,6 +93,8 @@ def parse(text: str) -> TaskSettings:
         verifier_env=_env(verifier, "verifier"),
         memory_bytes=_size(environment, "memory_mb", "memory"),
         disk_bytes=_size(environment, "storage_mb", "storage"),
+        split=_split(metadata),
+        parameters=instances.parse(metadata.get("muster_parameters", {})),
     )
 
 
@@ -171,6 +177,14 @@ def _string(content: dict[str, Any], table: str, key: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise _refusal(table, key, f"{value!r} is not text", "put it in quotes")
     return value
+
+
+def _split(metadata: dict[str, Any]) -> str:
+    split = metadata.get("muster_split", SPLITS[0])
+    if split not in SPLITS:
+        way_out = f"write one of {', '.join(SPLITS)}"
+        raise _refusal("metadata", "muster_split", f"{split!r} is not a split", way_out)
+    return str(split)
 
 
 def _workdir(environment: dict[str, Any]) -> str | None:

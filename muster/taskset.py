@@ -2,25 +2,43 @@
 
 Owns: what a task is once read, and every reason to refuse one. Promise: a folder and its archive
 read the same; a setting that could change the task's meaning is honoured or refused by name,
-never skipped. Does not cover: building or judging (the sandbox does), the tar (archive.py).
+never skipped; an instance is a function of (task, seed). Does not cover: building or judging
+(the sandbox does), the tar (archive.py), what parameters mean (instances.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from muster import task_toml
-from muster.archive import TaskFile, pack, unpack
+import msgspec
+
+from muster import instances, task_toml
+from muster.archive import TaskFile, pack, pack_files, unpack
 from muster.dockerfile import BuildStep, CopyFiles, Recipe, copied, parse
 from muster.errors import InvalidInput
 from muster.types import Value
 
-__all__ = ["Task", "TaskFile", "pack", "read_task", "read_task_set", "task_from_archive", "unpack"]
+__all__ = [
+    "Task",
+    "TaskFile",
+    "fill",
+    "instantiate",
+    "pack",
+    "read_instances",
+    "read_task",
+    "read_task_set",
+    "task_folders",
+    "task_from_archive",
+    "unpack",
+]
 
 INSTRUCTION_BYTES_MAX = 32 << 10
 TASKS_MAX = 4096
+INSTANCES_MAX = 1024  # of one submission; more groups than that take them in turn
+SUBMISSION_BYTES_MAX = 48 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")
 
 
@@ -41,41 +59,51 @@ class Task(Value, frozen=True):
     max_turns: int | None = None
     memory_bytes: int | None = None
     disk_bytes: int | None = None
+    split: str = "train"
 
 
-def read_task_set(path: Path) -> list[Task]:
-    """The tasks at `path`: one task folder, or a folder of them, sorted by folder name.
+def task_folders(path: Path) -> list[Path]:
+    """The task folders at `path`: itself, or those in it, sorted by name.
 
     Files beside the task folders, and folders whose name starts with `.` or `_`, are not tasks.
-    Raises InvalidInput (field `task_set`, or the field within the task that is wrong).
+    Raises InvalidInput (field `task_set`).
     """
     if not path.is_dir():
         raise _set_refusal("there is no such folder", path)
     if any((path / name).exists() for name in ("task.toml", "instruction.md", "tests")):
-        return [read_task(path)]
+        return [path]
     folders = sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] not in "._")
     if not folders:
         raise _set_refusal("the folder holds no task", path)
     if len(folders) > TASKS_MAX:
         raise _set_refusal(f"more than {TASKS_MAX} tasks", path)
+    return folders
+
+
+def read_task_set(path: Path, *, split: str = "all") -> list[Task]:
+    """The tasks at `path` that belong to `split`, sorted by folder name; see `read_task`.
+
+    Raises InvalidInput (field `task_set`, `split`, or the field of the task that is wrong).
+    """
     tasks: dict[str, Task] = {}
-    for folder in folders:
+    for folder in task_folders(path):
         task = read_task(folder)
         if task.name in tasks:
             raise _set_refusal(f"two tasks are named {task.name!r}", folder)
         tasks[task.name] = task
-    return list(tasks.values())
+    return _of_split(list(tasks.values()), split)
 
 
-def read_task(folder: Path) -> Task:
+def read_task(folder: Path, *, seed: int | None = None) -> Task:
     """The task in `folder`; its name is `task.name` of task.toml, else the folder's own name.
 
-    Raises InvalidInput, naming the folder, for what cannot be run here.
+    seed: which instance of a task with parameters; None: the first of its split. Its name then
+    ends with `@SEED`. Raises InvalidInput, naming the folder, for what cannot be run here.
     """
     if not folder.is_dir():
         raise _set_refusal("there is no such task folder", folder)
     try:
-        return task_from_archive(pack(folder), name=folder.resolve().name)
+        return instantiate(pack(folder), name=folder.resolve().name, seed=seed)
     except InvalidInput as error:
         problem = f"task folder {folder}: {error.problem}"
         raise InvalidInput(
@@ -83,8 +111,73 @@ def read_task(folder: Path) -> Task:
         ) from error
 
 
+def read_instances(
+    paths: Sequence[Path], *, seed: int, groups: int, split: str = "train"
+) -> list[Task]:
+    """A task for each of `groups` groups: the tasks in turn, each round with the next seed.
+
+    seed: of the first round; under split `eval` it counts from the first held-out one. At most
+    INSTANCES_MAX are made. Raises InvalidInput as `read_task_set` does, for a seed that the split
+    does not have (field `seed`), and for more than can be sent at once (field `groups`).
+    """
+    found = [(folder, read_task(folder)) for path in paths for folder in task_folders(path)]
+    kept = {id(task) for task in _of_split([task for _, task in found], split)}
+    found = [(folder, task) for folder, task in found if id(task) in kept]
+    first = _first_seed(seed, split, -(-groups // len(found)))
+    packed = [pack(folder) if "@" in once.name else b"" for folder, once in found]
+    tasks: list[Task] = []
+    total = 0
+    for number in range(min(groups, INSTANCES_MAX)):
+        rounds, place = divmod(number, len(found))
+        folder, task = found[place]
+        if packed[place]:
+            name = folder.resolve().name
+            task = instantiate(packed[place], name=name, seed=first + rounds)
+        tasks.append(task)
+        total += len(task.archive)
+        if total > SUBMISSION_BYTES_MAX:
+            raise InvalidInput(
+                f"the instances are over {SUBMISSION_BYTES_MAX >> 20} MiB in all",
+                field="groups",
+                value=groups,
+                way_out=f"submit at most {number} groups at a time",
+            )
+    return tasks
+
+
+def instantiate(archive: bytes, *, name: str = "task", seed: int | None = None) -> Task:
+    """The instance of a packed task under `seed`; a task without parameters as it is. Pure.
+
+    seed: None takes the first of the task's split.
+    """
+    files = unpack(archive)
+    settings = task_toml.parse(_text(files, "task.toml", INSTRUCTION_BYTES_MAX))
+    name = settings.name or name
+    if not settings.parameters:
+        return task_from_archive(archive, name=name)
+    seed = _seed(settings, seed)
+    values = instances.draw(name, settings.parameters, seed)
+    filled = {path: _filled(path, file, values) for path, file in files.items()}
+    return task_from_archive(pack_files(filled), name=f"{_checked_name(name)}@{seed}")
+
+
+def fill(folder: Path, path: str, seed: int | None = None) -> str:
+    """The text of a file of a task folder as the instance of `seed` has it (UTF-8)."""
+    text = (folder / path).read_text("utf-8")
+    toml = folder / "task.toml"
+    settings = task_toml.parse(toml.read_text("utf-8") if toml.is_file() else "")
+    if not settings.parameters:
+        return text
+    name = settings.name or folder.resolve().name
+    values = instances.draw(name, settings.parameters, _seed(settings, seed))
+    return instances.render(text, values, path)
+
+
 def task_from_archive(archive: bytes, *, name: str = "task") -> Task:
-    """The task packed in `archive`; `name` is used when its task.toml gives none. Pure."""
+    """The task packed in `archive`, as it is. Pure.
+
+    name: used when its task.toml gives none, or when it is that name with `@SEED` after it.
+    """
     files = unpack(archive)
     if "tests/test.sh" not in files:
         raise _refusal(
@@ -97,9 +190,10 @@ def task_from_archive(archive: bytes, *, name: str = "task") -> Task:
         way_out = "add instruction.md, which tells the agent what to do"
         raise _refusal("the task has no instruction", "instruction.md", way_out)
     settings = task_toml.parse(_text(files, "task.toml", INSTRUCTION_BYTES_MAX))
+    _check_filled(files, settings.parameters)
     recipe = _recipe(files)
     return Task(
-        name=_checked_name(settings.name or name),
+        name=_resolved_name(settings.name, name),
         instruction=instruction,
         digest=hashlib.sha256(archive).hexdigest(),
         archive=archive,
@@ -113,6 +207,7 @@ def task_from_archive(archive: bytes, *, name: str = "task") -> Task:
         max_turns=settings.max_turns,
         memory_bytes=settings.memory_bytes,
         disk_bytes=settings.disk_bytes,
+        split=settings.split,
     )
 
 
@@ -155,6 +250,64 @@ def _checked_name(name: str) -> str:
             "not usable as a task name", field="task.name", value=name, way_out=way_out
         )
     return name
+
+
+def _seed(settings: task_toml.TaskSettings, seed: int | None) -> int:
+    if seed is not None:
+        return seed
+    return instances.EVAL_SEEDS if settings.split == "eval" else 0
+
+
+def _resolved_name(own: str, given: str) -> str:
+    """The task's own name, with the seed that the given one may carry."""
+    base, at, seed = given.partition("@")
+    if at and (own or base) == base and seed.isdecimal() and len(seed) <= 10:
+        return f"{_checked_name(base)}@{seed}"
+    return _checked_name(own or given)
+
+
+def _filled(path: str, file: TaskFile, values: Mapping[str, instances.Drawn]) -> TaskFile:
+    """The file with the values in place of their names; task.toml, and what is no text, as is."""
+    if path == "task.toml" or b"{{" not in file.data:
+        return file
+    try:
+        text = file.data.decode("utf-8")
+    except UnicodeDecodeError:
+        return file
+    return msgspec.structs.replace(file, data=instances.render(text, values, path).encode())
+
+
+def _check_filled(files: Mapping[str, TaskFile], parameters: Sequence[instances.Parameter]) -> None:
+    """A template must not reach an agent as if it were a task."""
+    for path, file in files.items():
+        text = file.data.decode("utf-8", "replace")
+        if path != "task.toml" and parameters and instances.mentions(text, parameters):
+            way_out = "make an instance of it: muster.taskset.instantiate(archive, seed=0)"
+            raise _refusal("a parameter of the task has no value yet", path, way_out)
+
+
+def _of_split(tasks: list[Task], split: str) -> list[Task]:
+    if split not in (*task_toml.SPLITS, "all"):
+        way_out = f"one of {', '.join(task_toml.SPLITS)}, all"
+        raise InvalidInput("not a split", field="split", value=split, way_out=way_out)
+    found = [task for task in tasks if split in (task.split, "all")]
+    if not found:
+        others = ", ".join(sorted({task.split for task in tasks}))
+        way_out = f"these tasks are of: {others}; choose with --split"
+        raise InvalidInput("no task is of that split", field="split", value=split, way_out=way_out)
+    return found
+
+
+def _first_seed(seed: int, split: str, rounds: int) -> int:
+    """Where the rounds begin; evaluation and training never share a seed."""
+    held_out = instances.EVAL_SEEDS
+    if split == "eval" and seed < held_out:
+        seed += held_out
+    if seed < 0 or (split not in ("eval", "all") and seed + rounds > held_out):
+        problem = f"seeds from {held_out} on are held out for evaluation"
+        way_out = f"choose 0 to {held_out - rounds}, or --split eval"
+        raise InvalidInput(problem, field="seed", value=seed, way_out=way_out)
+    return seed
 
 
 def _set_refusal(problem: str, path: Path) -> InvalidInput:

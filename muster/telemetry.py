@@ -2,7 +2,8 @@
 
 Owns: JSON log lines on stderr, OpenTelemetry spans (JSON lines in the state folder), the
 `traceparent` that gRPC metadata and stream entries carry. Promise: one record per line whatever
-the text holds: control characters never reach a terminal. Metric names are in DESIGN §9.
+the text holds: control characters never reach a terminal, and secrets are masked
+(clean.py). Metric names are in DESIGN §9.
 """
 
 from __future__ import annotations
@@ -25,17 +26,12 @@ from opentelemetry.sdk.trace.export import (
     SpanExportResult,
 )
 
+from muster.clean import masked, printable
 from muster.config import TelemetryConfig
 
+__all__ = ["configure", "flush", "logger", "printable", "span", "traceparent"]
+
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
-
-
-def printable(text: str) -> str:
-    """`text` with every control character but newline and tab shown as \\xNN (C0, C1, DEL)."""
-    return "".join(
-        c if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160) else f"\\x{ord(c):02x}"
-        for c in text
-    )
 
 
 class JsonFormatter(logging.Formatter):
@@ -51,11 +47,12 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "service": self._service,
             "logger": record.name,
-            "text": record.getMessage(),
+            "text": masked(record.getMessage()),
         }
-        data |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        extra = {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        data |= {k: masked(v) if isinstance(v, str) else v for k, v in extra.items()}
         if record.exc_info:
-            data["traceback"] = self.formatException(record.exc_info)
+            data["traceback"] = masked(self.formatException(record.exc_info))
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
             data["trace"] = f"{context.trace_id:032x}"

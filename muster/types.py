@@ -144,6 +144,28 @@ class OutcomeLabel(Value, frozen=True):
     cpu_s: float = 0.0
     flaky: bool = False
     detail: str = ""
+    cpu_stall_s: float = 0.0  # time in which the steps waited for a processor
+    replays: int = 0  # boxes rebuilt by replay within this attempt
+
+
+class JobPolicy(Value, frozen=True):
+    """What a job wants done with siblings and groups that are not whole; None: as configured."""
+
+    repairs_max: int | None = None
+    valid_min: int | None = None
+    zero_variance: str | None = None  # "train" or "filter"
+    infra_ceiling: float | None = None
+
+
+class Waiting(Value, frozen=True):
+    """One thing that waits: for what, since when, who has to move, what a person would run."""
+
+    subject: str
+    state: str
+    waits_for: str = ""
+    since_unix_s: float = 0.0
+    owner: str = ""
+    next_command: str = ""
 
 
 class Limits(Value, frozen=True):

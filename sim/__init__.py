@@ -1,6 +1,8 @@
-"""A deterministic world that runs the very machines of the services.
+"""The fault bench: a deterministic world that runs the very machines of the services.
 
-world.py is the seeded event heap, store.py what Redis would hold, builders.py short ways to make
-events (tests use them too), router.py and bank.py bind the machines to the world, trainer.py stands
-in for a trainer, checks.py is what must always hold. Nothing here is imported by a service.
+world.py is the seeded event heap, process.py and net.py what dies and what gets lost, faults.py the
+faults of a seed, streams.py what Redis would hold. router.py, bank.py, trainer.py and host.py bind
+the real machines, engine.py and box.py are dumb models, checks.py is what must always hold,
+experiment.py one run, search.py many of them and the shrinking. Nothing here is imported by a
+service.
 """

@@ -1,84 +1,214 @@
-"""The real BankMachine in the world: reads the store with delays, writes to it, can be killed."""
+"""The real BankMachine, fed and written as services/readybank/driver.py does, as one of two.
+
+Owns: the shell: reading the streams, appends under the bank's epoch, calls that wait. Promise: the
+messages are the real ones (services/readybank/adapters), so what is lost in writing and reading
+is lost here too. Does not cover: decisions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import zstandard
+
+from muster import codec
+from muster.errors import Fenced, Refused, Unavailable
+from muster.streams import Received
+from muster.types import EpisodeKey
+from muster.v1 import events_pb2 as ev
+from muster.v1 import readybank_pb2 as rb
 from services.readybank import events as e
+from services.readybank import explain
+from services.readybank.adapters import feed
 from services.readybank.machine import BankMachine
-from sim.models import Model, spread
-from sim.store import READ_BY_BANK, RunStore
-from sim.world import World
+from sim.led import Led, Shared
+from sim.models import Model
+from sim.net import Respond
+from sim.retire import Retirer
+from sim.streams import RUN, ModelStreams, at_once
 
-Answer = Callable[[e.BankCommand], None]
+FIRST = ("versions", "jobs")
+THEN = ("events", "outcomes")
 
 
-class Bank:
-    """`calls` maps a waiting call to who is answered; a kill forgets them, as a cut line does."""
+class Bank(Led):
+    """One process; `machine` is there while it leads."""
 
-    def __init__(self, world: World, store: RunStore, model: Model, rules: e.BankRules):
-        self.world, self.store, self.model, self.rules = world, store, model, rules
-        self.calls: dict[str, Answer] = {}
+    def __init__(self, shared: Shared, name: str, model: Model, machine: type[BankMachine]):
+        super().__init__(shared, name, "readybank")
+        self.model, self._make = model, machine
+        self.machine: BankMachine | None = None
+        self._calls: dict[str, Respond] = {}
+        self.stalls: list[tuple[float, str]] = []
+
+    def died(self) -> None:
+        self.machine = None
+        self.epoch = 0
+        self._calls = {}
+
+    def lead(self) -> None:
+        rules = e.BankRules(repairs_max=self.model.repairs_max, stall_s=30.0)
+        self._calls = {}
         self._number = 0
-        self.start()
-        self._tick()
+        self._read: dict[str, str] = {}
+        self.machine = self._make(rules)
+        self.streams = ModelStreams(self.store, role="readybank", epoch=self.epoch)
+        self.retirer = Retirer(self, self.streams)
+        self.patiently("recover", lambda: None, lambda _: self._recover())
 
-    def start(self) -> None:
-        """A new incarnation: takes the epoch, then reads everything."""
-        self.calls.clear()
-        self.store.bank_epoch += 1
-        self.machine = BankMachine(self.rules)
-        for event in self.store.recovery():
+    def _recover(self) -> None:
+        store = self.store
+        self.feed(e.TrainerEpochRestored(store.epoch("trainer")))
+        found = [m for stream in ("jobs", "events") for m in store.after(stream, "-")]
+        for event in self.retirer.restored(sorted({feed.job_of(m) for m in found} - {""})):
             self.feed(event)
-        self._read = {stream: len(self.store.streams[stream]) for stream in READ_BY_BANK}
-        self._due = dict.fromkeys(READ_BY_BANK, 0.0)
+        records = [feed.batch_record(m) for m in store.after("batches", "-")]
+        for batch in feed.restored_batches(records):
+            self.feed(batch)
+        for message in store.after("fates", "-"):
+            self.feed(feed.restored_fate(message))
+        for stream in (*FIRST, *THEN):
+            self._take_in(store.after(stream, "-"))
+            self._read.setdefault(stream, "0")
+        self.feed(e.RecoveryEnded())
+        self._tail()
+        self.every(1.0, lambda: self.feed(e.Tick()))
+
+    def _take_in(self, messages: list[Received]) -> None:
+        for message in messages:
+            self._read[message.stream] = message.id
+            event = feed.event_of(message)
+            if event is not None:
+                self.feed(event)
+
+    def _tail(self) -> None:
+        positions = dict(self._read)
+
+        def heard(found: Any) -> None:
+            if found is None:
+                page = at_once(self.streams.tail(self._read))
+                for stream in (*FIRST, *THEN):
+                    self._take_in([m for m in page if m.stream == stream])
+                self._tail()
+            else:
+                self.soon(0.5, self._tail)
+
+        self.net.call(
+            self,
+            self.shared.server,
+            "tail",
+            lambda respond: self.store.when_news(positions, lambda: respond(None)),
+            heard,
+            5.0,
+        )
+
+    def told(self) -> str:
+        """What it says it waits for."""
+        return "" if self.machine is None else explain.waits_for(self.machine)
 
     def feed(self, event: e.BankEvent) -> None:
+        if self.machine is None:
+            return
         commands = self.machine.handle(event, self.world.now)
-        self.world.record("bank", event, commands)
+        self.world.record(self.name, event, commands)
         for command in commands:
             self._execute(command)
 
-    def poll(self) -> None:
-        """Schedule what was appended since; each stream arrives in its own order and time."""
-        epoch = self.store.bank_epoch
-        for stream in READ_BY_BANK:
-            for event in self.store.streams[stream][self._read[stream] :]:
-                wait = spread(self.world.rng, self.model.deliver_s)
-                at = max(self._due[stream], self.world.now + wait)
-                self._due[stream] = at
-                twice = self.world.chance(self.model.repeated)
-                for _ in range(1 + twice):
-                    self.world.after(at - self.world.now, partial(self._live, epoch, event))
-            self._read[stream] = len(self.store.streams[stream])
+    # what clients ask
 
-    def call(self, kind: str, event: Callable[[str], e.BankEvent], answer: Answer) -> None:
-        """What the gRPC server does for a client."""
+    def ask(
+        self, kind: str, event: Callable[[str], e.BankEvent], respond: Respond, deadline_s: float
+    ) -> None:
+        """What the gRPC server does; after its deadline nobody listens any more."""
+        if self.machine is None:
+            respond(Unavailable("this bank stands by"))
+            return
         self._number += 1
-        name = f"{kind}-{self._number}"
-        self.calls[name] = answer
-        self.feed(event(name))
+        call = f"{kind}-{self._number}"
+        self._calls[call] = respond
 
-    def _live(self, epoch: int, event: e.BankEvent) -> None:
-        if epoch == self.store.bank_epoch:
-            self.feed(event)
+        def gone() -> None:
+            if self._calls.pop(call, None) is not None:
+                self.feed(e.LeaseGone(call))
 
-    def _tick(self) -> None:
-        self.feed(e.Tick())
-        self.world.after(5.0, self._tick)
+        self.soon(deadline_s, gone)
+        self.feed(event(call))
+
+    def _answer(self, command: Any) -> None:
+        respond = self._calls.pop(getattr(command, "call", ""), None)
+        if respond is None:
+            return
+
+        def checked(found: Any) -> None:
+            if found is not True:
+                respond(Unavailable("another ready bank has taken over"))
+            elif isinstance(command, e.RefuseCall):
+                kind = Fenced if command.fenced else Refused
+                respond(kind(command.problem, field=command.field, value=command.value))
+            elif isinstance(command, e.SendBatch):
+                self._send(command, respond)
+            else:
+                respond(command)
+
+        # A bank that slept may know less than is true.
+        self.slowly(self.retirer.clearing.in_charge(), checked, "in_charge")
+
+    def _send(self, command: e.SendBatch, respond: Respond) -> None:
+        """Reads the payloads, as the server does while it streams."""
+
+        def read() -> list[rb.LeaseBatchResponse]:
+            header = feed.batch_to_pb(RUN, command.batch, ev.BATCH_STAGE_FROZEN)
+            parts = [rb.LeaseBatchResponse(header=header)]
+            for group in command.groups:
+                parts += [_part(self.streams, group, sibling) for sibling in group.siblings]
+            return parts
+
+        self.at_store("payloads", read, lambda found: respond((command, found)))
+
+    # writes
 
     def _execute(self, command: e.BankCommand) -> None:
-        if isinstance(command, e.WriteFrozen | e.WriteTrained | e.WriteFate):
-            epoch = self.store.bank_epoch
-            wait = spread(self.world.rng, self.model.write_s)
-            self.world.after(wait, lambda: self._write(command, epoch))
-        elif not isinstance(command, e.TellStall) and command.call in self.calls:
-            self.calls.pop(command.call)(command)
+        if isinstance(command, e.WriteFrozen):
+            frozen = [feed.frozen_entry(RUN, command.batch)]
+            self._write("WriteFrozen", frozen, e.BatchFrozen(command.batch.step))
+        elif isinstance(command, e.WriteTrained):
+            entries = feed.trained_entries(RUN, command.batch, command.fates)
+            self._write("WriteTrained", entries, e.BatchTrained(command.batch.step))
+        elif isinstance(command, e.WriteFate):
+            done = e.FateWritten(command.fate.group)
+            self._write("WriteFate", [feed.fate_entry(RUN, command.fate)], done)
+        elif isinstance(command, e.TellStall):
+            self.stalls.append((self.world.now, command.problem))
+        elif not self.retirer.execute(command):
+            self._answer(command)
 
-    def _write(self, command: e.BankCommand, epoch: int) -> None:
-        if self.world.chance(self.model.repeated):
-            self.store.write(command, epoch)
-        result = self.store.write(command, epoch)
-        if result is not None:
-            self._live(epoch, result)
+    def _write(self, op: str, entries: list[Any], event: e.BankEvent) -> None:
+        work = partial(self.streams.append, entries)
+        self.patiently_slowly(work, lambda _: self.feed(event), op)
+
+
+def _part(
+    streams: ModelStreams, group: e.LeasedGroup, sibling: e.LeasedSibling
+) -> rb.LeaseBatchResponse:
+    """One sibling, as services/readybank/adapters/payloads.py sends it."""
+    key = EpisodeKey(RUN, group.group, sibling.sibling, sibling.attempt, 0)
+    part = rb.LeaseBatchResponse(
+        trajectory=rb.LeasedTrajectory(
+            group=group.group,
+            task=group.task,
+            sibling=sibling.sibling,
+            attempt=sibling.attempt,
+            label=codec.label_to_pb(key, sibling.label),
+            sampling=codec.sampling_to_pb(group.sampling),
+        )
+    )
+    for name, data in zip(
+        sibling.payload_keys, at_once(streams.payloads(sibling.payload_keys)), strict=True
+    ):
+        if data is None:
+            raise Refused("the tokens of a turn are gone", field="payload_key", value=name)
+        turn = ev.TurnPayload.FromString(zstandard.decompress(data))
+        part.trajectory.segments.extend(turn.segments)
+    return part

@@ -1,86 +1,303 @@
-"""What must hold after every event of a simulation.
+"""What must hold after every event of a simulation: the invariants of DESIGN §5.
 
-Owns: the invariants of DESIGN §5 that the two machines answer for. Promise: `violations` looks at
-the store and at what the trainer got, never into a machine.
+Owns: a record of all that became durable, taken from the store's own appends, and what is checked
+at each. Promise: looks at streams, boxes and at what the trainer got, never into a machine; each
+fact is looked at once. Does not cover: the content of leased batches (leased.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from services.readybank import events as e
+from google.protobuf.message import Message
+
+from muster import codec
+from muster.streams import Received, StreamEntry
+from muster.types import Fate, Outcome, OutcomeLabel
+from muster.v1 import events_pb2 as ev
+from sim.box import DumbBox
+from sim.host import Host
+from sim.led import Shared
 from sim.models import Model
-from sim.store import RunStore
-from sim.trainer import Trainer
+from sim.trainer import Checkpoint, Trainer
+
+HEAP_MAX = 50_000
 
 
 class Violation(AssertionError):
     """An invariant does not hold."""
 
 
-class Checks:
-    """Incremental: each batch and each lease is looked at once."""
+@dataclass
+class Attempt:
+    """What is durable of one attempt."""
 
-    def __init__(self, store: RunStore, trainer: Trainer, model: Model):
-        self._store, self._trainer, self._model = store, trainer, model
-        self._group_of: dict[str, int] = {}  # group → its step
-        self._sent: dict[int, tuple[e.LeasedGroup, ...]] = {}
-        self._batches = self._leases = 0
+    turns: dict[int, ev.TurnFinished] = field(default_factory=dict)
+    intents: set[int] = field(default_factory=set)
+    turns_total: int | None = None
+    label: OutcomeLabel | None = None
+    restored: int = 0
+
+
+@dataclass
+class Facts:
+    """All that ever became durable, whatever is retired or trimmed later."""
+
+    opened: dict[str, ev.GroupOpened] = field(default_factory=dict)
+    siblings: dict[tuple[str, int], dict[int, Attempt]] = field(default_factory=dict)
+    fates: dict[str, Fate] = field(default_factory=dict)
+    frozen: dict[int, ev.BatchRecord] = field(default_factory=dict)
+    trained: set[int] = field(default_factory=set)
+    step_of: dict[str, int] = field(default_factory=dict)  # group → step of its batch
+    versions: dict[int, int] = field(default_factory=dict)  # version → parent
+    retired: set[str] = field(default_factory=set)
+    labels: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def episodes(self) -> int:
+        return self.labels.total()
+
+
+class Checks:
+    """Call it after every event; raises Violation."""
+
+    def __init__(self, shared: Shared, model: Model, trainer: Trainer, hosts: Sequence[Host]):
+        self.shared, self.model, self.trainer, self.hosts = shared, model, trainer, hosts
+        self.facts = Facts()
+        self.problems: list[str] = []
+        self.gaps = False  # a power cut has taken records: what follows a gap is no fault
+        self._boxes: dict[str, DumbBox] = {}
+        shared.store.hears.append(self._on_append)
+        shared.store.retires.append(self._on_retire)
+        shared.store.trims.append(self._on_trim)
+        trainer.on_save = self._on_save
+        for host in hosts:
+            host.on_run = self._on_run
 
     def __call__(self) -> None:
-        for problem in self.violations():
-            raise Violation(problem)
+        for host in self.hosts:
+            if host.count > self.model.boxes_max:
+                self.problems.append(f"9: {host.name} has {host.count} boxes")
+        if self.shared.world.pending > HEAP_MAX:
+            self.problems.append("12: what is under way grows without bound")
+        if self.problems:
+            raise Violation(self.problems[0])
 
-    def violations(self) -> Iterator[str]:
-        yield from self._store.conflicts
-        for step in sorted(self._store.batches)[self._batches :]:
-            self._batches += 1
-            yield from self._frozen(self._store.batches[step])
-        for lease in self._trainer.leases[self._leases :]:
-            self._leases += 1
-            yield from self._leased(lease)
-        learned = [m.group for batch, _ in self._trainer.history for m in batch.members]
-        if len(learned) != len(set(learned)):
-            yield "a checkpoint was trained on a group twice"
+    def power_cut(self) -> None:
+        """The store has lost its last second: what is durable is what it has now."""
+        self.gaps = True
+        retired, known = self.facts.retired, len(self.problems)
+        self.facts = Facts(retired=retired)
+        live = [m for stream in self.shared.store.streams.values() for m in stream]
+        kept = {(m.stream, m.id): m for m in (*self.shared.archive, *live)}
+        for stream in ("versions", "events", "outcomes", "batches", "fates"):
+            for message in kept.values():
+                if message.stream == stream:
+                    self._take(message)
+        del self.problems[known:]  # of facts that were checked when they came
 
-    def _frozen(self, batch: e.Batch) -> Iterator[str]:
-        if len(batch.members) != self._model.groups_per_batch:
-            yield f"step {batch.step} has {len(batch.members)} groups"
-        for member in batch.members:
-            if member.group in self._group_of:
-                yield f"{member.group} is in steps {self._group_of[member.group]} and {batch.step}"
-            self._group_of[member.group] = batch.step
-            if member.group in self._store.fates:
-                yield f"{member.group} had its fate before step {batch.step}"
-            if len(member.attempts) != self._model.group_size:
-                yield f"{member.group} has {len(member.attempts)} siblings"
+    # boxes
 
-    def _leased(self, lease: e.SendBatch) -> Iterator[str]:
-        step = lease.batch.step
-        if lease.batch != self._store.batches.get(step):
-            yield f"step {step} was sent before it was durable, or otherwise"
-        if lease.groups != self._sent.setdefault(step, lease.groups):
-            yield f"step {step} was sent twice and not the same"
-        for group in lease.groups:
-            for sibling in group.siblings:
-                yield from self._whole(group.group, sibling)
+    def _on_run(self, box: DumbBox, turn: int) -> None:
+        self._boxes[box.name] = box
+        if box.executed[turn] > 1:
+            self.problems.append(f"11: turn {turn} ran {box.executed[turn]} times in {box.name}")
+        if any(t >= turn for t, _ in box.commands[:-1]):
+            self.problems.append(f"11: turn {turn} ran in {box.name} after a later one")
 
-    def _whole(self, group: str, sibling: e.LeasedSibling) -> Iterator[str]:
-        """The attempt is the newest there is, and all that it recorded is leased."""
-        of = [
-            x
-            for x in self._store.streams["events"]
-            if isinstance(x, e.TurnRecorded | e.EpisodeRecorded)
-            and (x.episode.group, x.episode.sibling) == (group, sibling.sibling)
-        ]
-        where = f"{group}.{sibling.sibling}.{sibling.attempt}"
-        if max(x.episode.attempt for x in of) != sibling.attempt:
-            yield f"{where} was leased, and is not the newest attempt"
-        mine = [x for x in of if x.episode.attempt == sibling.attempt]
-        keys = tuple(x.payload_key for x in mine if isinstance(x, e.TurnRecorded))
-        if sibling.label.outcome.valid and sibling.payload_keys != keys:
-            yield f"{where} was leased with other turns than it recorded"
+    def rewards(self, episode: str) -> set[float]:
+        """What verifiers truly said of an attempt."""
+        return {r for host in self.hosts for r in host.verdicts.get(episode, ())}
 
-    def opened(self) -> int:
-        """Groups that are durable."""
-        return sum(isinstance(x, e.GroupOpened) for x in self._store.streams["events"])
+    # streams
+
+    def _on_append(self, message: Received, entry: StreamEntry) -> None:
+        del entry
+        self._take(message)
+
+    def _take(self, message: Received) -> None:
+        match message.stream:
+            case "events":
+                self._trajectory(ev.TrajectoryEvent.FromString(message.data))
+            case "outcomes":
+                self._label(ev.OutcomeLabel.FromString(message.data))
+            case "fates":
+                self._fate(ev.GroupFate.FromString(message.data))
+            case "batches":
+                self._batch(ev.BatchRecord.FromString(message.data))
+            case "versions":
+                record = ev.PolicyVersionRecord.FromString(message.data)
+                parent = self.facts.versions.setdefault(record.version, record.parent)
+                if parent != record.parent:
+                    self.problems.append(f"5: version {record.version} has two parents")
+
+    def _attempt(self, where: str, key: Message) -> Attempt:
+        """The attempt that an entry is of, checked against its siblings' attempts (3)."""
+        known = codec.key_from_pb(key)  # type: ignore[arg-type]
+        attempts = self.facts.siblings.setdefault((known.group, known.sibling), {})
+        newest = max(attempts, default=-1)
+        if known.owner_epoch != self.shared.store.epoch("router"):
+            self.problems.append(f"3: {where} of owner {known.owner_epoch} was taken")
+        if known.attempt < newest:
+            self.problems.append(f"3: {where} is of an older attempt than {newest}")
+        if known.attempt > newest:
+            self._begins(where, known.attempt, attempts)
+        return attempts.setdefault(known.attempt, Attempt())
+
+    def _begins(self, where: str, number: int, attempts: dict[int, Attempt]) -> None:
+        """A new attempt follows one that ended invalid, and repairs are bounded (1, 12)."""
+        before = attempts.get(number - 1)
+        if number > self.model.repairs_max:
+            self.problems.append(f"12: {where} is attempt {number}")
+        if number and (before is None or before.label is None or before.label.outcome.valid):
+            self.problems.append(f"1: {where} begins though attempt {number - 1} was not lost")
+
+    def _trajectory(self, event: ev.TrajectoryEvent) -> None:
+        kind = event.WhichOneof("event")
+        group = event.episode.group
+        if kind == "group_opened":
+            if group in self.facts.opened:
+                self.problems.append(f"2: group {group} was opened twice")
+            self.facts.opened[group] = event.group_opened
+            return
+        where = f"{group}.{event.episode.sibling}.{event.episode.attempt} {kind} {event.seq}"
+        if group not in self.facts.opened or group in self.facts.retired:
+            self.problems.append(f"2: {where} of a group that is not open")
+        attempt = self._attempt(where, event.episode)
+        if attempt.label is not None or attempt.turns_total is not None:
+            self.problems.append(f"2: {where} after its end")
+        self._of_attempt(where, kind, attempt, event)
+
+    def _of_attempt(
+        self, where: str, kind: str | None, attempt: Attempt, event: ev.TrajectoryEvent
+    ) -> None:
+        if kind == "turn_finished":
+            self._turn(where, attempt, event.turn_finished)
+        elif kind == "turn_intended":
+            turn = event.turn_intended.turn
+            skipped = turn != len(attempt.turns) and not self.gaps
+            if turn in attempt.intents or turn in attempt.turns or skipped:
+                self.problems.append(f"11: {where} is intended twice, or out of order")
+            attempt.intents.add(turn)
+        elif kind == "box_restored":
+            attempt.restored += 1
+            if event.box_restored.repair != attempt.restored and not self.gaps:
+                self.problems.append(f"2: {where} is counted as {event.box_restored.repair}")
+            if attempt.restored > self.model.repairs_max:
+                self.problems.append(f"12: {where} is rebuilt {attempt.restored} times")
+        else:
+            attempt.turns_total = event.episode_finished.turns
+            if attempt.turns_total != len(attempt.turns) and not self.gaps:
+                self.problems.append(f"1: {where} has {len(attempt.turns)} turns")
+
+    def _turn(self, where: str, attempt: Attempt, turn: ev.TurnFinished) -> None:
+        skipped = turn.turn != len(attempt.turns) and not self.gaps
+        if turn.turn in attempt.turns or skipped:
+            self.problems.append(f"2: {where} is there already, or out of order")
+        attempt.turns[turn.turn] = turn
+        if not turn.command:
+            return
+        if turn.turn not in attempt.intents and not self.gaps:
+            self.problems.append(f"11: {where} ran without an intent")
+        box = self._boxes.get(turn.box)
+        if box is not None and (turn.turn, turn.command) not in box.commands:
+            self.problems.append(f"11: {where} never ran in {turn.box}")
+        there = self.gaps or turn.payload_key in self.shared.store.values
+        if turn.payload_key and not there:
+            short = turn.payload_key
+            self.problems.append(f"1: {where} names {short}, which is not there")
+
+    def _label(self, message: ev.OutcomeLabel) -> None:
+        key, label = codec.key_from_pb(message.episode), codec.label_from_pb(message)
+        attempt = self._attempt(f"label of {key.id}", message.episode)
+        if attempt.label is not None:
+            self.problems.append(f"2: {key.id} has two labels")
+        attempt.label = label
+        self.facts.labels[f"{label.outcome}/{label.cause}"] += 1
+        rewards = self.rewards(key.id)
+        if label.outcome is Outcome.MODEL_SUCCESS and 1.0 not in rewards:
+            self.problems.append(f"4: {key.id} is a success that no verifier saw")
+        judged = label.cause in ("not_passed", "budget_turns", "budget_tokens", "budget_time")
+        if label.outcome is Outcome.MODEL_FAILURE and judged and label.reward not in rewards:
+            self.problems.append(f"4: {key.id} is a failure that no verifier saw")
+
+    def _fate(self, message: ev.GroupFate) -> None:
+        fate = codec.fate_from_pb(message.fate)
+        known = self.facts.fates.setdefault(message.group, fate)
+        if known is not fate:
+            self.problems.append(f"2: {message.group} is {known} and {fate}")
+        if fate is Fate.TRAINED and self.facts.step_of.get(message.group) != message.step:
+            self.problems.append(f"2: {message.group} is trained in a step that has it not")
+        if fate is Fate.FILTERED and message.group in self.facts.step_of:
+            self.problems.append(f"2: {message.group} is filtered and in a batch")
+
+    def _batch(self, record: ev.BatchRecord) -> None:
+        known = self.facts.frozen.setdefault(record.step, record)
+        if list(known.members) != list(record.members):
+            self.problems.append(f"2: step {record.step} has two compositions")
+        if record.stage == ev.BATCH_STAGE_TRAINED:
+            self.facts.trained.add(record.step)
+            if all(c.step < record.step for c in self.trainer.saved_ever):
+                self.problems.append(f"2: step {record.step} is trained, and in no checkpoint")
+        elif known is record:
+            self._frozen(record)
+
+    def _frozen(self, record: ev.BatchRecord) -> None:
+        if len(record.members) != self.model.groups_per_batch:
+            self.problems.append(f"2: step {record.step} has {len(record.members)} groups")
+        for member in record.members:
+            where = f"{member.group} in step {record.step}"
+            if member.group in self.facts.step_of:
+                self.problems.append(f"2: {where} is in step {self.facts.step_of[member.group]}")
+            if member.group in self.facts.fates:
+                self.problems.append(f"2: {where} had its fate before")
+            self.facts.step_of[member.group] = record.step
+            opened = self.facts.opened.get(member.group)
+            if opened is None or len(member.attempts) != opened.group_size:
+                self.problems.append(f"2: {where} has {len(member.attempts)} siblings")
+            for sibling, number in enumerate(member.attempts):
+                known = self.facts.siblings.get((member.group, sibling), {})
+                if number != max(known, default=-1) or known[number].label is None:
+                    self.problems.append(
+                        f"3: {where}: attempt {number} of {sibling} does not count"
+                    )
+
+    # the end of groups
+
+    def _on_save(self, checkpoint: Checkpoint) -> None:
+        steps = [batch.step for batch in checkpoint.trained]
+        if steps != list(range(1, checkpoint.step + 1)):
+            self.problems.append(f"2: the checkpoint of step {checkpoint.step} has steps {steps}")
+        groups = [m.group for batch in checkpoint.trained for m in batch.members]
+        if len(groups) != len(set(groups)):
+            twice = next(g for g, n in Counter(groups).items() if n > 1)
+            self.problems.append(f"2: {twice} was trained twice in one lineage")
+
+    def _on_retire(self, group: str, keys: Sequence[str]) -> None:
+        del keys
+        self.facts.retired.add(group)
+        fate = self.facts.fates.get(group)
+        if fate is None:
+            self.problems.append(f"1: {group} was retired before its fate was durable")
+        if fate is Fate.TRAINED and self.facts.step_of[group] > self.trainer.told_oldest:
+            told = f"the trainer may go back to step {self.trainer.told_oldest}"
+            self.problems.append(f"1: {group} was retired, and {told}")
+
+    def _on_trim(self, stream: str, gone: Sequence[Received]) -> None:
+        kept = {m.id for m in self.shared.archive if m.stream == stream}
+        for message in gone:
+            if message.id not in kept:
+                self.problems.append(f"1: {stream} {message.id} was trimmed and not archived")
+            group = _group_of(message)
+            if group and group not in self.facts.retired:
+                self.problems.append(f"1: {stream} lost an entry of {group}, which is not over")
+
+
+def _group_of(message: Received) -> str:
+    if message.stream == "events":
+        return ev.TrajectoryEvent.FromString(message.data).episode.group
+    if message.stream == "outcomes":
+        return ev.OutcomeLabel.FromString(message.data).episode.group
+    return ""

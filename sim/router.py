@@ -1,227 +1,229 @@
-"""The real RouterMachine in the world, with replicas, hosts and boxes that take time and fail.
+"""The real RouterMachine and the real Durable adapter in the world, as one of two processes.
 
-A kill gives the router a new owner epoch; what the former one still has under way is refused by
-the store, as the append script does.
+Owns: the shell around them, as services/router/driver.py has it. Promise: what a former
+incarnation has under way is refused by epoch, never by this file. Does not cover: the calls to
+replicas and hosts (calls.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from muster.types import FinishReason, SamplingParams, StepLimit, VerdictStatus, VersionSpan
-from services.readybank import events as bank
+from muster.types import EpisodeKey, SamplingParams
 from services.router import events as e
+from services.router.adapters.durable import TAILED, Durable, task_info
+from services.router.adapters.restore import TurnUsage
 from services.router.machine import RouterMachine
-from services.router.recovery import AttemptSeen, restore_siblings
 from services.router.rules import RouterRules
-from sim.bank import Bank
-from sim.builders import RUN
-from sim.models import Model, spread
-from sim.store import RunStore
-from sim.world import World
+from sim.calls import Calls
+from sim.client import ModelRedis
+from sim.led import Led, Shared
+from sim.models import Model
+from sim.streams import RUN, ModelStreams, at_once
+from sim.work import JOB, tasks
 
-JOB = "job"
-TOKENS = 8  # per turn
-_TASK = e.TaskInfo("task", "digest", "do it")
+_POLL_S = 0.5
 
 
-class Router:
-    """One incarnation after the other; `attempts` counts boxes that were handed out."""
+class Router(Led):
+    """One process; `machine` is there while it leads."""
 
-    def __init__(self, world: World, store: RunStore, reader: Bank, model: Model):
-        self.world, self.store, self.reader, self.model = world, store, reader, model
-        self.attempts = 0
-        self._boxes = 0
-        self.start()
-        self._tick()
+    def __init__(self, shared: Shared, name: str, model: Model, machine: type[RouterMachine]):
+        super().__init__(shared, name, "router")
+        self.model, self._make = model, machine
+        self.machine: RouterMachine | None = None
+        self.acked: set[str] = set()  # ends of episodes that it was told are durable
+        self._claimed: set[str] = set()
+        self._listed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
-    def start(self) -> None:
-        """A new owner of the run: reads the streams, then goes on."""
-        self.store.owner_epoch += 1
-        self.epoch = self.store.owner_epoch
-        self._told: set[tuple[str, object]] = set()
+    def died(self) -> None:
+        self.machine = None
+        self.epoch = 0
+
+    def lead(self) -> None:
         model = self.model
-        self.rules = RouterRules(
-            RUN, self.epoch, groups_per_batch=model.groups_per_batch, lag_max=model.lag_max
+        rules = RouterRules(
+            RUN,
+            self.epoch,
+            groups_per_batch=model.groups_per_batch,
+            repairs_max=model.repairs_max,
+            lag_max=model.lag_max,
+            turns_max=1 if model.fast_s else model.turns_max,
+            step_timeout_s=120.0 if model.fast_s else 10.0,
+            context_tokens_max=4096,
+            episode_tokens_max=4096,
         )
-        self.machine = RouterMachine(self.rules)
-        spec = e.JobSpec(JOB, (_TASK,), model.groups, model.group_size, SamplingParams(), 0.0)
-        self.feed(e.JobSubmitted(spec))
-        self.follow(restored=False)
-        for event in self._restored():
+        self._claimed = set()
+        self._listed = ((), ())
+        self.machine = self._make(rules)
+        streams = ModelStreams(self.store, role="router", epoch=self.epoch)
+        self.durable = Durable(ModelRedis(self.store), streams)  # type: ignore[arg-type]
+        self.calls = Calls(self, model, self._task_of)
+        self.patiently("recover", lambda: None, lambda _: self._recover())
+
+    def _task_of(self, group: str) -> str:
+        index = int(group.rpartition("-")[2])
+        return tasks()[index % len(tasks())].name
+
+    def _recover(self) -> None:
+        for event in self._recovered():
             self.feed(event)
-        self.feed(e.ReplicasListed(tuple(e.Replica(f"r{n}", "") for n in range(model.replicas))))
-        self.feed(e.HostsListed(tuple(e.Host(f"h{n}", "") for n in range(model.hosts))))
-        self.feed(e.RecoveryEnded())
+        self._poll()
+        self._follow()
+        self.every(0.25, lambda: self.feed(e.Tick()))
 
-    def _restored(self) -> list[e.GroupRestored]:
-        opened = [x for x in self.store.streams["events"] if isinstance(x, bank.GroupOpened)]
-        found = []
-        for group in sorted(opened, key=lambda x: x.group):
-            of = self._events_of(group.group)
-            labels = {
-                (x.episode.sibling, x.episode.attempt): x.label
-                for x in of
-                if isinstance(x, bank.LabelRecorded)
-            }
-            seen = [
-                AttemptSeen(*place, finished=place in labels)
-                for place in sorted({(x.episode.sibling, x.episode.attempt) for x in of})
-            ]
-            siblings = restore_siblings(group.group_size, seen, labels, self.rules.repairs_max)
-            index = int(group.group.rpartition("-")[2])
-            found.append(e.GroupRestored(group.group, JOB, index, siblings))
-        return found
+    def _recovered(self) -> list[e.RouterEvent]:
+        known = (self.model.repairs_max, self.calls)
 
-    def _events_of(self, group: str) -> list[Any]:
-        read: list[Any] = [*self.store.streams["events"], *self.store.streams["outcomes"]]
-        return [x for x in read if hasattr(x, "episode") and x.episode.group == group]
+        async def all_of() -> list[e.RouterEvent]:
+            return [event async for event in self.durable.recover(*known)]
 
-    @property
-    def idle(self) -> bool:
-        """No episode runs."""
-        job = self.machine.progress(JOB)
-        return job is not None and job.episodes_running == 0
+        return at_once(all_of())
 
     def feed(self, event: e.RouterEvent) -> None:
+        if self.machine is None:
+            return
         commands = self.machine.handle(event, self.world.now)
-        self.world.record("router", event, commands)
+        self.world.record(self.name, event, commands)
         for command in commands:
             self._execute(command)
 
-    def follow(self, restored: bool = True) -> None:
-        """Fates, ends of steps and versions that flowed back since."""
-        news: list[tuple[tuple[str, object], e.RouterEvent]] = [
-            (("fate", f.group), e.FateRecorded(f.group, f.fate, f.step))
-            for f in self.store.fates.values()
-        ]
-        news += [(("step", s), e.BatchTrained(s)) for s in sorted(self.store.trained)]
-        for seen in self.store.streams["versions"]:
-            if isinstance(seen, bank.VersionSeen) and seen.published:
-                news.append(
-                    (("version", seen.version), e.VersionPublished(seen.version, seen.version))
-                )
-        for name, event in news:
-            if name not in self._told:
-                self._told.add(name)
-                if restored:
-                    self._later(event, self.model.deliver_s)
-                else:
+    # loops
+
+    def _poll(self) -> None:
+        """The registry, twice a second."""
+
+        def heard(_: Any) -> None:
+            found = (
+                tuple(self.shared.listed("inference", self)),
+                tuple(self.shared.listed("sandbox", self)),
+            )
+            self._claim({*found[0], *found[1]})
+            before, self._listed = self._listed, found
+            if found[0] != before[0]:
+                self.feed(e.ReplicasListed(tuple(e.Replica(r, r) for r in found[0])))
+            if found[1] != before[1]:
+                self.feed(e.HostsListed(tuple(e.Host(h, h) for h in found[1])))
+            self.soon(_POLL_S, self._poll)
+
+        self.at_store("poll", lambda: None, heard)
+
+    def _claim(self, present: set[str]) -> None:
+        for name in sorted(present - self._claimed):
+            self.calls.claim(name, RUN, self.epoch, lambda ok, n=name: self._claims(ok, n))  # type: ignore[misc]
+        self._claimed &= present
+
+    def _claims(self, ok: bool, name: str) -> None:
+        if ok:
+            self._claimed.add(name)
+
+    def _follow(self) -> None:
+        """What the bank and the trainer appended."""
+
+        def heard(found: Any) -> None:
+            if found is None:
+                for event in at_once(self.durable.follow()):
                     self.feed(event)
+                at_once(self.durable.mark_read())
+                self._follow()
+            else:
+                self.soon(0.5, self._follow)
 
-    def _tick(self) -> None:
-        self.feed(e.Tick())
-        self.follow()
-        self.world.after(0.5, self._tick)
+        positions = {stream: self.durable.positions[stream] for stream in TAILED}
+        self.net.call(
+            self,
+            self.shared.server,
+            "tail",
+            lambda respond: self.store.when_news(positions, lambda: respond(None)),
+            heard,
+            5.0,
+        )
 
-    def _later(self, event: e.RouterEvent, mean_s: float) -> None:
-        """An event of this incarnation; it is lost when the router is killed before."""
-        epoch = self.epoch
-        wait = spread(self.world.rng, mean_s)
-        self.world.after(wait, lambda: self.feed(event) if epoch == self.epoch else None)
+    # commands
 
     def _execute(self, command: e.RouterCommand) -> None:
-        model, chance, now = self.model, self.world.chance, self.world.now
         match command:
-            case e.OpenGroup() | e.RecordTurn() | e.RecordEpisode():
-                epoch = self.epoch
-                self.world.after(
-                    spread(self.world.rng, model.write_s), lambda: self._write(command, epoch)
-                )
-            case e.AcquireBox():
-                if chance(model.box_refused):
-                    no = e.BoxRefused(command.episode, command.host, "full", chance(0.8))
-                    self._later(no, model.box_s)
-                else:
-                    self._boxes += 1
-                    self.attempts += 1
-                    box = f"b{self._boxes}"
-                    yes = e.BoxAcquired(command.episode, command.host, box, now, now)
-                    self._later(yes, model.box_s)
             case e.Generate():
-                self._later(self._reply(command), model.generate_s)
+                self.calls.generate(command, self.feed)
             case e.Exec():
-                self._later(self._stepped(command), model.step_s)
+                self.calls.exec(command, self.feed)
+            case e.AcquireBox():
+                self.calls.acquire(command, self.feed)
             case e.Verify():
-                self._later(self._verdict(command), model.verify_s)
+                self.calls.verify(command, self.feed)
+            case e.ReleaseBox():
+                self.calls.release(command)
+            case e.DropConversation():
+                self.calls.drop(command.episode)
+            case e.AbortGenerate() | e.TellStall():
+                pass
             case _:
-                pass  # nothing comes back
+                self._record(command)
 
-    def _reply(self, command: e.Generate) -> e.RouterEvent:
-        if self.world.chance(self.model.generate_failed):
-            return e.GenerateFailed(command.episode, command.turn, command.replica, "gone")
-        text = "DONE" if self.world.chance(self.model.done) else "```bash\ntrue\n```"
-        now = self.world.now
-        return e.Generated(
-            episode=command.episode,
-            turn=command.turn,
-            text=text,
-            finish=FinishReason.STOP,
-            prompt_tokens=TOKENS,
-            sampled_tokens=TOKENS,
-            start_unix_s=now,
-            queue_s=0.0,
-            prefill_s=0.0,
-            end_unix_s=now,
-        )
+    def _record(self, command: Any) -> None:
+        """An append, repeated until it is durable."""
+        name = type(command).__name__
+        durable = self.durable
+        match command:
+            case e.OpenGroup():
+                key = EpisodeKey(RUN, command.group, 0, 0, self.epoch)
+                self._write(
+                    name, lambda: durable.open_group(command, key), e.GroupRecorded(command.group)
+                )
+            case e.RecordIntent():
+                segments = self.calls.conversation(command.episode).take_segments()
+                usage = self.calls.usage.get(command.episode.id, TurnUsage())
+                done = e.IntentRecorded(command.episode, command.turn)
+                self._write(name, lambda: durable.record_intent(command, segments, usage), done)
+            case e.RecordTurn():
+                segments = self.calls.conversation(command.episode).take_segments()
+                usage = self.calls.usage.get(command.episode.id, TurnUsage())
+                turned = e.TurnRecorded(command.episode, command.turn)
+                self._write(name, lambda: durable.record_turn(command, segments, usage), turned)
+            case e.RecordRestored():
+                restored = e.RestoredRecorded(command.episode, command.repair)
+                self._write(name, lambda: durable.record_restored(command), restored)
+            case e.RecordEpisode():
+                self._write(
+                    name,
+                    lambda: durable.record_episode(command),
+                    e.EpisodeRecorded(command.episode),
+                )
 
-    def _stepped(self, command: e.Exec) -> e.RouterEvent:
-        if self.world.chance(self.model.box_lost):
-            return e.StepFailed(command.episode, command.turn, "box lost")
-        now = self.world.now
-        return e.StepFinished(
-            episode=command.episode,
-            turn=command.turn,
-            exit_code=0,
-            limit=StepLimit.NONE,
-            wall_s=0.0,
-            cpu_s=0.0,
-            output="",
-            box_broken=False,
-            start_unix_s=now,
-            end_unix_s=now,
-        )
+    def _write(self, name: str, effect: Any, event: e.RouterEvent) -> None:
+        def heard(_: Any) -> None:
+            if isinstance(event, e.EpisodeRecorded):
+                self.acked.add(event.episode.id)
+            self.feed(event)
 
-    def _verdict(self, command: e.Verify) -> e.RouterEvent:
-        if self.world.chance(self.model.verify_failed):
-            return e.VerifyFailed(command.episode, "host away")
-        reward = 1.0 if self.world.chance(self.model.solved) else 0.0
-        now = self.world.now
-        return e.VerdictGiven(command.episode, VerdictStatus.REWARDED, reward, "", now, now)
+        self.patiently_slowly(effect, heard, name)
 
-    def _write(self, command: e.OpenGroup | e.RecordTurn | e.RecordEpisode, epoch: int) -> None:
-        """An append, perhaps repeated after a lost reply."""
-        entries, event = self._entries(command, epoch)
-        for _ in range(1 + self.world.chance(self.model.repeated)):
-            written = self.store.append(entries, epoch)
-        if written:
-            self.reader.poll()
-            self._later(event, self.model.write_s)
+    def told(self) -> str:
+        """What it says it waits for."""
+        if self.machine is None:
+            return "stands by or is down"
+        found = self.machine.progress(JOB, self.world.now)
+        return "knows no job" if found is None else found.waiting_for or "runs"
 
-    def _entries(
-        self, command: e.OpenGroup | e.RecordTurn | e.RecordEpisode, epoch: int
-    ) -> tuple[list[tuple[str, str, bank.BankEvent]], e.RouterEvent]:
-        at = self.world.now
-        if isinstance(command, e.OpenGroup):
-            c = command
-            opened = bank.GroupOpened(c.group, c.job, c.task, c.group_size, c.sampling, epoch, at)
-            return [("events", c.group, opened)], e.GroupRecorded(c.group)
-        key = command.episode
-        if isinstance(command, e.RecordTurn):
-            version = self._served()
-            spans = (VersionSpan(version, 0, TOKENS, version),)
-            name = f"{key.id}/{command.turn}"
-            turn = bank.TurnRecorded(key, command.turn, name, TOKENS, spans, at)
-            return [("events", name, turn)], e.TurnRecorded(key, command.turn)
-        end = bank.EpisodeRecorded(key, command.turns, at)
-        label = bank.LabelRecorded(key, command.label, at)
-        entries: list[tuple[str, str, bank.BankEvent]] = [
-            ("events", f"{key.id}/{command.turns}", end),
-            ("outcomes", key.id, label),
-        ]
-        return entries, e.EpisodeRecorded(key)
+    @property
+    def idle(self) -> bool:
+        """It leads, and no episode runs."""
+        if self.machine is None:
+            return False
+        found = self.machine.progress(JOB, self.world.now)
+        return found is not None and found.episodes_running == 0
 
-    def _served(self) -> int:
-        """The version that every replica serves."""
-        seen = [x for x in self.store.streams["versions"] if isinstance(x, bank.VersionSeen)]
-        return max((x.version for x in seen if x.published), default=0)
+
+def submit(shared: Shared, model: Model) -> None:
+    """What SubmitTaskSet makes durable."""
+
+    spec = e.JobSpec(
+        id=JOB,
+        tasks=tuple(task_info(t) for t in tasks()),
+        groups=model.groups,
+        group_size=model.group_size,
+        sampling=SamplingParams(seed=7),
+        submitted_unix_s=0.0,
+    )
+    streams = ModelStreams(shared.store)
+    at_once(Durable(ModelRedis(shared.store), streams).submit(spec, list(tasks())))  # type: ignore[arg-type]

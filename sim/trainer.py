@@ -1,105 +1,339 @@
-"""A trainer that leases, trains, checkpoints, acknowledges, and may be killed anywhere between.
+"""The real TrainerMachine with a modelled disk, and a trainer's calls to bank, store and replicas.
 
-It is a stand-in, not the trainer's machine: what it does is what any trainer may do to the bank.
+Owns: the shell as services/trainer/driver.py has it, and the checkpoints. Promise: a checkpoint
+stands once SaveCheckpoint ended, whatever dies then; what is in memory goes with the process.
+Does not cover: weights (a step is its number).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from muster.errors import Fenced, MusterError, Unavailable
+from muster.streams import StreamEntry
+from muster.types import Value
 from services.readybank import events as e
+from services.trainer import schedule as s
+from services.trainer.adapters.bank import batch_from_pb
+from services.trainer.adapters.version_log import RedisVersionLog, record_to_pb
+from services.trainer.batch import FrozenBatch, TrainBatch
+from services.trainer.figures import StepFigures, StepReport
+from services.trainer.lineage import NO_PARENT, Lineage
+from services.trainer.ports import ReplicaReport, Stage, VersionRecord
 from sim.bank import Bank
-from sim.models import Model, spread
-from sim.store import RunStore
-from sim.world import World
+from sim.engine import Replica
+from sim.led import Led, Shared
+from sim.models import Model
+from sim.streams import ModelStreams, at_once
 
-RETRY_S = 3.0
+Then = Callable[[s.TrainerEvent | None], None]
+RETRY_S = 120.0
+_LEASE_S = 100.0
+_CALL_S = 10.0
 
 
-class Trainer:
-    """`history`: (batch, version made of it) up to its newest checkpoint; `leases`: all it got."""
+class Checkpoint(Value, frozen=True):
+    """One, on disk. `trained`: every batch in its history, oldest first."""
 
-    def __init__(self, world: World, store: RunStore, bank: Bank, model: Model):
-        self.world, self.store, self.bank, self.model = world, store, bank, model
+    step: int
+    record: VersionRecord
+    lineage: Lineage
+    batches: tuple[FrozenBatch, ...]  # since the checkpoint before
+    trained: tuple[FrozenBatch, ...]
+
+
+class Trainer(Led):
+    """One trainer; `disk` survives it. `leases` and `waits` are for checks and figures."""
+
+    def __init__(self, shared: Shared, name: str, model: Model):
+        super().__init__(shared, name, "trainer")
+        self.model = model
+        self.disk: list[Checkpoint] = []
+        self.saved_ever: list[Checkpoint] = []
+        self.told_oldest = 0  # it never goes back further
+        self.machine: s.TrainerMachine | None = None
+        self.on_lease: Callable[[e.SendBatch, TrainBatch], None] = lambda sent, batch: None
+        self.on_save: Callable[[Checkpoint], None] = lambda checkpoint: None
+        self.batches_at: list[tuple[float, int, tuple[str, ...]]] = []  # when, step, tasks
+        self.halts: list[str] = []
+
+    def boot(self) -> None:
         self.epoch = 0
-        self.history: list[tuple[e.Batch, int]] = []
-        self.leases: list[e.SendBatch] = []
-        self.waits: list[float] = []  # from asking to having, first leases only
-        self._newest = 0  # numbers are never reused
-        self._asked = 0.0
-        self._calls = 0  # only the answer to the newest call is heard
-        self.start()
+        self.patiently("epoch", lambda: self.store.next_epoch("trainer"), self._epoch)
 
-    def start(self) -> None:
-        """A new incarnation, at its newest checkpoint; now and then that is an older one."""
-        self.epoch += 1
-        if self.epoch > 1 and self.history and self.world.chance(0.2):
-            self.history.pop()
-        self._register()
+    def died(self) -> None:
+        self.machine = None
 
-    @property
-    def durable(self) -> int:
-        return len(self.history)
+    def roll_back(self) -> bool:
+        """It dies, and its newest checkpoint is lost; only what the next older one covers."""
+        if len(self.disk) < 2 or self.disk[-2].step < self.told_oldest:
+            return False
+        self.kill(0.5)
+        self.disk.pop()
+        return True
 
-    def _call(
-        self, kind: str, event: Callable[[str], e.BankEvent], then: Callable[..., None]
+    def _epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.shared.announce(self)
+        self.streams = ModelStreams(self.store, role="trainer", epoch=epoch)
+        self.machine = s.TrainerMachine(
+            checkpoint_every=self.model.checkpoint_every, checkpoint_idle_s=10.0
+        )
+        self._batch: TrainBatch | None = None
+        self._unsaved: tuple[FrozenBatch, ...] = ()
+        self.every(5.0, lambda: self.feed(s.ReplicasDue()))
+        self.patiently("versions", self._known, self._start)
+
+    def _known(self) -> dict[int, Any]:
+        log = RedisVersionLog.__new__(RedisVersionLog)
+        log._streams = self.streams  # type: ignore[assignment]
+        return dict(at_once(log.known()))
+
+    def _start(self, known: dict[int, Any]) -> None:
+        parents = {version: found.parent for version, found in known.items()}
+        if self.disk:
+            newest = self.disk[-1]
+            self._lineage = newest.lineage.join(parents)
+            self._trained, self._saved = newest.trained, newest.batches
+            step, record = newest.step, newest.record
+        else:
+            self._lineage = Lineage({0: NO_PARENT}, 0).join(parents)
+            self._trained, self._saved = (), ()
+            step, record = 0, VersionRecord(0, NO_PARENT, "d0", "base")
+        self.feed(s.Started(step, record, self._lineage.next_version, self._oldest_kept()))
+
+    def _oldest_kept(self) -> int:
+        kept = self.disk[-self.model.checkpoints_kept :]
+        return kept[0].step if len(kept) == self.model.checkpoints_kept else 0
+
+    def feed(self, event: s.TrainerEvent) -> None:
+        if self.machine is None:
+            return
+        commands = self.machine.handle(event, self.world.now)
+        self.world.record(self.name, event, commands)
+        self._next(list(commands))
+
+    def _next(self, commands: list[s.Command]) -> None:
+        """The commands of one answer, one after the other."""
+        if commands:
+            first, rest = commands[0], commands[1:]
+            self._do(first, lambda event: self._done(event, rest))
+
+    def _done(self, event: s.TrainerEvent | None, rest: list[s.Command]) -> None:
+        if event is not None:
+            self.feed(event)
+        self._next(rest)
+
+    def _do(self, command: s.Command, then: Then) -> None:
+        match command:
+            case s.Register():
+                self._register(command, then)
+            case s.LeaseBatch():
+                self._lease(command.step, then)
+            case s.AcknowledgeBatch():
+                self._acknowledge(command, then)
+            case s.RecordVersion():
+                self._record(command.record, then)
+            case s.Publish():
+                self._publish(command, then)
+            case s.Halt():
+                self.halts.append(command.problem)
+                self.exit(f"halts: {command.problem}")
+            case _:
+                self._do_here(command, then)
+
+    def _do_here(self, command: s.Command, then: Then) -> None:
+        """What needs nobody else."""
+        match command:
+            case s.TrainStep():
+                wait = self.world.spread("train", self.model.train_s)
+                self.soon(wait, lambda: self._trained_step(command.step, then))
+            case s.SealVersion():
+                self._seal(command, then)
+            case s.SaveCheckpoint():
+                self.soon(0.05, lambda: self._save(command, then))
+            case s.PruneCheckpoints():
+                self.disk = [c for c in self.disk if c.step >= command.oldest_kept]
+                then(None)
+            case _:
+                raise TypeError(f"no such command: {command!r}")
+
+    # the bank
+
+    def _ask(
+        self, op: str, make: Callable[[str], e.BankEvent], hear: Callable[[Any], None], s_: float
     ) -> None:
-        """Ask the bank; ask again when no answer comes, for the line may have been cut."""
+        """One call, repeated while the bank is away; a refusal ends the trainer."""
+        since = self.world.now
+
+        def attempt() -> None:
+            names = self.shared.listed("readybank", self)
+            if not names:
+                again(Unavailable("no ready bank has announced itself"))
+                return
+            bank = self.shared.processes[names[-1]]
+            assert isinstance(bank, Bank)
+            self.net.call(self, bank, op, lambda r: bank.ask(op, make, r, s_), again, s_)
+
+        def again(found: Any) -> None:
+            if not isinstance(found, MusterError):
+                hear(found)
+            elif isinstance(found, Unavailable) and (
+                op == "LeaseBatch" or self.world.now - since < RETRY_S
+            ):
+                self.soon(0.5, attempt)
+            else:
+                kind = "fenced" if isinstance(found, Fenced) else "refused"
+                self.halts.append(f"{op}: {kind}: {found.problem}")
+                self.exit(f"{op}: {kind}: {found.problem}")
+
+        attempt()
+
+    def _register(self, command: s.Register, then: Then) -> None:
+        """Once per batch that the newest checkpoint added, oldest first."""
+        told: list[tuple[int, FrozenBatch | None]] = [(b.step, b) for b in self._saved]
+        told = told or [(command.last_durable_step, None)]
         epoch = self.epoch
-        self._calls += 1
-        mine = self._calls
+        self.told_oldest = max(self.told_oldest, command.oldest_kept)
 
-        def answer(command: e.BankCommand) -> None:
-            if (epoch, mine) == (self.epoch, self._calls):
-                self._calls += 1
-                then(command)
+        def one(at: int) -> None:
+            step, batch = told[at]
+            brought = _to_bank(batch) if batch else None
 
-        def again() -> None:
-            if (epoch, mine) == (self.epoch, self._calls):
-                self._call(kind, event, then)
+            def heard(found: e.AnswerRegistered) -> None:
+                if at + 1 < len(told):
+                    one(at + 1)
+                else:
+                    then(s.Registered(found.next_step))
 
-        self.bank.call(kind, event, answer)
-        self.world.after(RETRY_S, again)
+            self._ask(
+                "Register",
+                lambda call: e.TrainerRegistered(
+                    epoch, step, call, brought, oldest_kept_step=command.oldest_kept
+                ),
+                heard,
+                _CALL_S,
+            )
 
-    def _register(self) -> None:
-        epoch, durable = self.epoch, self.durable
-        last = self.history[-1][0] if self.history else None
-        self._call(
-            "register", lambda c: e.TrainerRegistered(epoch, durable, c, last), self._registered
+        one(0)
+
+    def _lease(self, step: int, then: Then) -> None:
+        epoch, groups, at = self.epoch, self.model.groups_per_batch, self.wall()
+
+        def heard(found: Any) -> None:
+            sent, parts = found
+            if isinstance(parts, MusterError):
+                self.soon(0.5, lambda: self._lease(step, then))
+                return
+            self._batch = batch_from_pb(parts)
+            self.on_lease(sent, self._batch)
+            tasks = tuple(t.task for t in self._batch.trajectories)
+            self.batches_at.append((self.world.now, self._batch.step, tasks))
+            then(s.BatchLeased(self._batch.step))
+
+        self._ask("LeaseBatch", lambda c: e.LeaseAsked(epoch, step, groups, c, at), heard, _LEASE_S)
+
+    def _acknowledge(self, command: s.AcknowledgeBatch, then: Then) -> None:
+        epoch = self.epoch
+        self.told_oldest = max(self.told_oldest, command.oldest_kept)
+        self._ask(
+            "AcknowledgeBatch",
+            lambda c: e.AckAsked(epoch, command.step, c, oldest_kept_step=command.oldest_kept),
+            lambda _: then(s.BatchAcknowledged(command.step)),
+            _CALL_S,
         )
 
-    def _registered(self, command: e.BankCommand) -> None:
-        if isinstance(command, e.RefuseCall):  # no record is ever lost here
-            self.store.conflicts.append(f"the bank refuses its trainer: {command.problem}")
-            return
-        self._lease()
+    # versions and checkpoints
 
-    def _lease(self) -> None:
-        epoch, step, at = self.epoch, self.durable + 1, self.world.now
-        groups = self.model.groups_per_batch
-        self._asked = at
-        self._call("lease", lambda c: e.LeaseAsked(epoch, step, groups, c, at), self._leased)
+    def _record(self, record: VersionRecord, then: Then) -> None:
+        message = record_to_pb(record)
+        dedupe = f"{message.version}/{message.stage}"
+        entry = StreamEntry("versions", "versions", dedupe, message.SerializeToString())
+        effect = lambda: at_once(self.streams.append([entry]))  # noqa: E731 - one line
+        self.patiently("RecordVersion", effect, lambda _: then(None))
 
-    def _leased(self, command: e.BankCommand) -> None:
-        if isinstance(command, e.RefuseCall):  # as a trainer that is restarted for it
-            self._register()
-            return
-        assert isinstance(command, e.SendBatch), command
-        self.leases.append(command)
-        self.waits.append(self.world.now - self._asked)
-        epoch = self.epoch
-        wait = spread(self.world.rng, self.model.train_s)
-        self.world.after(wait, lambda: self._trained(epoch, command.batch))
+    def _trained_step(self, step: int, then: Then) -> None:
+        assert self._batch is not None
+        assert self._batch.step == step
+        self._unsaved += (self._batch.frozen,)
+        n = len(self._batch.trajectories)
+        report = StepReport(step, StepFigures(), n, n, 0, len(self._batch.frozen.members), 0, 0.0)
+        then(s.StepTrained(report))
 
-    def _trained(self, epoch: int, batch: e.Batch) -> None:
-        """The checkpoint is durable: the version is announced, then the bank is told."""
-        if epoch != self.epoch:
-            return
-        parent = self.history[-1][1] if self.history else 0
-        self._newest += 1
-        self.history.append((batch, self._newest))
-        seen = [e.VersionSeen(self._newest, parent, published) for published in (False, True)]
-        self.store.append([("versions", f"{x.version}/{x.published}", x) for x in seen])
-        self.bank.poll()
-        step = batch.step
-        self._call("ack", lambda c: e.AckAsked(epoch, step, c), lambda _: self._lease())
+    def _grown(self, version: int) -> Lineage:
+        known = self._lineage
+        return known if known.current == version else known.grow(version)
+
+    def _seal(self, command: s.SealVersion, then: Then) -> None:
+        self._lineage = self._grown(command.version)
+        record = VersionRecord(
+            command.version,
+            command.parent,
+            f"d{command.version}",
+            "",
+            Stage.TRAINED,
+            command.report,
+        )
+        then(s.VersionSealed(command.step, record))
+
+    def _save(self, command: s.SaveCheckpoint, then: Then) -> None:
+        self._lineage = self._grown(command.version)
+        record = VersionRecord(
+            command.version, command.parent, f"d{command.version}", "disk", report=command.report
+        )
+        self._trained = (*self._trained, *self._unsaved)
+        saved = Checkpoint(command.step, record, self._lineage, self._unsaved, self._trained)
+        self._saved, self._unsaved = self._unsaved, ()
+        self.disk.append(saved)
+        self.saved_ever.append(saved)
+        self.on_save(saved)
+        then(s.CheckpointSaved(command.step, record, self._oldest_kept()))
+
+    def _publish(self, command: s.Publish, then: Then) -> None:
+        names = [n for n in self.shared.listed("inference", self) if n not in command.skip]
+        left = len(names)
+        reports: list[ReplicaReport] = []
+
+        def heard(name: str, found: Any) -> None:
+            nonlocal left
+            left -= 1
+            error = str(found) if isinstance(found, MusterError) else ""
+            if found != "served":
+                reports.append(ReplicaReport(name, error=error))
+            if not left:
+                done()
+
+        def done() -> None:
+            serving = sum(
+                r.version == command.version
+                for r in self.shared.of_role("inference")
+                if isinstance(r, Replica)
+            )
+            then(s.Published(tuple(reports), serving))
+
+        if not names:
+            self.soon(0.2, done)
+        for name in names:
+            replica = self.shared.processes[name]
+            assert isinstance(replica, Replica)
+            self.net.call(
+                self,
+                replica,
+                "Publish",
+                lambda respond, r=replica: r.publish(self.epoch, command.version, respond),  # type: ignore[misc]
+                lambda found, n=name: heard(n, found),  # type: ignore[misc]
+                _CALL_S,
+            )
+
+
+def _to_bank(batch: FrozenBatch) -> e.Batch:
+    members = tuple(e.BatchMember(m.group, m.attempts) for m in batch.members)
+    return e.Batch(
+        step=batch.step,
+        members=members,
+        asked_unix_s=batch.asked_unix_s,
+        complete_unix_s=batch.complete_unix_s,
+        trainer_epoch=batch.trainer_epoch,
+        policy_version=batch.policy_version,
+    )

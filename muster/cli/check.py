@@ -1,8 +1,8 @@
 """`muster tasks check`: does each task reward its solution, and only that?
 
 Starts the sandbox service alone, and tries every task three times in a fresh box: doing nothing
-must give 0, solution/wrong.sh 0, solution/solve.sh 1. The scripts are read here and sent as one
-command: no box ever holds the solution folder.
+must give 0, solution/wrong.sh 0, solution/solve.sh 1; a task with parameters so for each of several
+seeds. The scripts are read here and sent as one command: no box ever holds the solution folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from muster.errors import InvalidInput, MusterError, Unavailable
 from muster.registry import Registry
 from muster.streams import connect
 from muster.supervisor import Work
-from muster.taskset import Task, read_task, read_task_set
+from muster.taskset import Task, fill, read_task, task_folders
 from muster.telemetry import printable
 from muster.types import EpisodeKey, Value, VerdictStatus
 from muster.v1 import common_pb2 as common
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2  # tries that run side by side
 SCRIPT_BYTES_MAX = 32 << 10
-_STEP_S = 60.0
+_STEP_S = 60.0  # or what the task allows its agent, when that is less
 _CALL_S = 120.0
 _DETAIL_CHARACTERS = 300
 
@@ -61,10 +61,14 @@ class Tried(Value, frozen=True):
         return self.reward == self.wanted
 
 
-def check(path: Path, *, config_path: Path | None, as_json: bool) -> int:
+def check(path: Path, *, seeds: int = 1, config_path: Path | None, as_json: bool) -> int:
     """0 when every try got the reward it must get, 1 when one did not."""
     config = read_config(config_path)
-    work = [(task, attempt) for task, folder in _tasks(path) for attempt in tries(folder)]
+    work = [
+        (task, attempt)
+        for task, folder, seed in _tasks(path, seeds)
+        for attempt in tries(folder, seed)
+    ]
     results: list[Tried] = []
     # A state folder of its own: a check may run beside `muster up`.
     aside = config.model_copy(update={"state_dir": config.state_dir / "check"})
@@ -82,26 +86,31 @@ def check(path: Path, *, config_path: Path | None, as_json: bool) -> int:
     return show(results, as_json)
 
 
-def tries(folder: Path) -> tuple[Try, ...]:
+def tries(folder: Path, seed: int | None = None) -> tuple[Try, ...]:
     """The three tries of the task in `folder`; InvalidInput when a script is missing."""
     return (
         Try("nothing", "", 0.0),
-        Try("wrong", _script(folder / "solution" / "wrong.sh"), 0.0),
-        Try("solve", _script(folder / "solution" / "solve.sh"), 1.0),
+        Try("wrong", _script(folder, "solution/wrong.sh", seed), 0.0),
+        Try("solve", _script(folder, "solution/solve.sh", seed), 1.0),
     )
 
 
-def _tasks(path: Path) -> list[tuple[Task, Path]]:
-    found = read_task_set(path)
-    folders = [path, *(p for p in path.iterdir() if p.is_dir())]
-    by_digest: dict[str, Path] = {}
-    for folder in folders:
-        if (folder / "task.toml").exists():
-            by_digest[read_task(folder).digest] = folder
-    return [(task, by_digest[task.digest]) for task in found]
+def _tasks(path: Path, seeds: int) -> list[tuple[Task, Path, int | None]]:
+    """Every task below `path`; one with parameters under so many seeds, from its split's first."""
+    found: list[tuple[Task, Path, int | None]] = []
+    for folder in task_folders(path):
+        task = read_task(folder)
+        first = task.name.partition("@")[2]
+        if not first:
+            found.append((task, folder, None))
+            continue
+        for seed in range(int(first), int(first) + seeds):
+            found.append((read_task(folder, seed=seed), folder, seed))
+    return found
 
 
-def _script(path: Path) -> str:
+def _script(folder: Path, name: str, seed: int | None) -> str:
+    path = folder / name
     if not path.is_file():
         raise InvalidInput(
             "the check needs this script",
@@ -110,7 +119,7 @@ def _script(path: Path) -> str:
             way_out="add solution/solve.sh, which solves the task, and solution/wrong.sh, which "
             "looks right and is not",
         )
-    text = path.read_text("utf-8")
+    text = fill(folder, name, seed)
     if len(text.encode()) > SCRIPT_BYTES_MAX:
         raise InvalidInput(
             f"over {SCRIPT_BYTES_MAX} bytes", field="task", value=path, way_out="make it shorter"
@@ -165,10 +174,11 @@ async def _in_box(
     try:
         if attempt.script:
             command = f"bash -c {shlex.quote(attempt.script)}"
+            step_s = min(_STEP_S, task.agent_timeout_s or _STEP_S)
             step = pb.ExecRequest(
-                episode=episode, box=box, turn=0, command=command, timeout_s=_STEP_S
+                episode=episode, box=box, turn=0, command=command, timeout_s=step_s
             )
-            answer = await stub.Exec(step, timeout=_STEP_S + _CALL_S)
+            answer = await stub.Exec(step, timeout=step_s + _CALL_S)
             said = answer.output_head + answer.output_tail
         verify = pb.VerifyRequest(episode=episode, box=box)
         return await stub.Verify(verify, timeout=task.verifier_timeout_s + _CALL_S), said

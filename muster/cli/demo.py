@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +27,8 @@ from muster.errors import NotFound, Refused, Unavailable
 from muster.record import read_record
 from muster.registry import Registry
 from muster.report import report
-from muster.streams import connect, latest_version
+from muster.streams import RunStreams, connect, latest_version
+from muster.supervise.state import router_address
 from muster.supervisor import Work
 from muster.types import SamplingParams, Value
 from muster.v1 import events_pb2 as ev
@@ -61,10 +63,15 @@ class DemoOptions(Value, frozen=True):
 
 
 def demo(
-    options: DemoOptions, *, tasks: Path | None, config_path: Path | None, as_json: bool
+    options: DemoOptions,
+    *,
+    tasks: Path | None,
+    config_path: Path | None,
+    as_json: bool,
+    allow_volatile: bool = False,
 ) -> int:
     """0 when all was trained, published and stopped; 130 after Ctrl-C."""
-    config = demo_config(read_config(config_path), options)
+    config = demo_config(read_config(config_path, allow_volatile=allow_volatile), options)
     task_set = [tasks] if tasks else [bundled_tasks() / name for name in DEMO_TASKS]
     with screen(as_json) as shown:
 
@@ -77,7 +84,7 @@ def demo(
         ended = run_services(config, shown, work_of)
     if not ended.interrupted and not ended.line and not as_json:
         print(f"everything is stopped; the run is kept in {config.state_dir}")
-    return finish(ended, interrupted_status=130)
+    return finish(ended, interrupted_status=130, as_json=as_json)
 
 
 def demo_config(config: Config, options: DemoOptions) -> Config:
@@ -123,8 +130,11 @@ async def _work(config: Config, options: DemoOptions, task_set: list[Path], show
         if not entries:
             raise Unavailable("the router is no longer listed", way_out="see logs/router.log")
         address = entries[-1].address
+        client = MusterClient(address, find=lambda: router_address(config.state_dir))
         try:
-            async with asyncio.timeout(options.timeout_s), MusterClient(address) as client:
+            async with asyncio.timeout(options.timeout_s), client:
+                for line in await unfinished(redis, config.run, client):
+                    shown.line(line)
                 await _collect(client, options, task_set, shown)
         except TimeoutError:
             raise Unavailable(
@@ -135,7 +145,7 @@ async def _work(config: Config, options: DemoOptions, task_set: list[Path], show
             ) from None
         version = await _published(redis, config.run)
         shown.line(f"version {version} is published: every replica serves it")
-        await _report(redis, config.run, shown)
+        await _report(redis, config, shown)
 
 
 async def _collect(
@@ -162,6 +172,21 @@ async def _collect(
         )
 
 
+async def unfinished(redis: Redis, run: str, client: MusterClient) -> list[str]:
+    """A line for each job that an interrupted demo left: the router finishes those first."""
+    lines: list[str] = []
+    messages = await _patiently(lambda: RunStreams(redis, run).read_all("jobs"))
+    jobs = dict.fromkeys(ev.JobRecord.FromString(message.data).job for message in messages)
+    for job in jobs:
+        left = await _patiently(partial(client.get, job))
+        if not left.ended:
+            lines.append(
+                f"first {job} of an earlier demo is finished: {left.groups_trained} of "
+                f"{left.groups_total} groups trained so far"
+            )
+    return lines
+
+
 async def _published(redis: Redis, run: str) -> int:
     """Wait until the newest durable version is published; its number."""
     try:
@@ -186,8 +211,9 @@ async def _newest(
     return durable, await latest_version(redis, run, ev.VERSION_STAGE_PUBLISHED)
 
 
-async def _report(redis: Redis, run: str, shown: Screen) -> None:
-    shown.report(report(await _patiently(lambda: read_record(redis, run))))
+async def _report(redis: Redis, config: Config, shown: Screen) -> None:
+    history = config.state_dir / "history" / config.run
+    shown.report(report(await _patiently(lambda: read_record(redis, config.run, history))))
 
 
 async def _patiently(read: Callable[[], Awaitable[R]]) -> R:

@@ -18,6 +18,8 @@ from muster.errors import InvalidInput, MusterError
 
 # What a command needs is imported when it runs, so that `muster --help` answers at once.
 if TYPE_CHECKING:
+    from muster.config import Config
+    from muster.figures import RunReport
     from muster.record import RunRecord
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -29,6 +31,9 @@ StateOption = Annotated[Path | None, typer.Option("--state-dir", help="State fol
 RedisOption = Annotated[str | None, typer.Option("--redis", help="Server address; skips looking.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output.")]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", help="Write it as one page with the batches' timelines.")
+]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Only this batch.")]
 
 
@@ -40,19 +45,50 @@ def report(
     redis: RedisOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
+    html: HtmlOption = None,
 ) -> None:
     """Time to each batch and where it went, outcomes, lag, mismatch, publications."""
-    from rich.console import Console
-
     from muster import report as reports
+    from muster.figures import report_json
     from muster.report_view import render
+    from muster.view import console
 
-    with _telling():
-        found = reports.report(_record(run, state_dir, redis, config), batch)
+    with telling():
+        record = _record(run, state_dir, redis, config)
+        found = reports.report(record, batch)
+        if html is not None:
+            _write_page(html, record, found, batch)
         if json:
-            typer.echo(reports.as_json(found))
-        else:
-            Console().print(render(found))
+            typer.echo(report_json(found))
+        elif html is None:
+            console().print(render(found))
+
+
+def _write_page(path: Path, record: RunRecord, found: RunReport, batch: int | None) -> None:
+    import os
+
+    from muster.clean import secret_values
+    from muster.clock import wall
+    from muster.page import page
+    from muster.run_index import RunIndex
+    from muster.timeline import timelines
+
+    now = wall()
+    drawn = timelines(RunIndex(record), now, batch)
+    text = page(found, drawn, at_unix_s=now, secrets=secret_values(os.environ))
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot be written: {error.strerror}",
+            field="--html",
+            value=path,
+            way_out="name a file in a folder that is there and may be written",
+        ) from error
+    shown = (
+        f"{path} ({len(text.encode()) / 1024:.0f} KiB): open it in a browser; it needs no network"
+    )
+    typer.echo(shown, err=True)
 
 
 @app.command()
@@ -64,18 +100,17 @@ def audit(
     json: JsonOption = False,
 ) -> None:
     """Does the record add up? Each trajectory once, each group one fate. Exit 1 on problems."""
-    from rich.console import Console
-
     from muster import audit as audits
-    from muster.report import as_json
-    from muster.report_view import render_audit
+    from muster.audit_view import render_audit
+    from muster.figures import as_json
+    from muster.view import console
 
-    with _telling():
+    with telling():
         found = audits.audit(_record(run, state_dir, redis, config))
         if json:
             typer.echo(as_json(found))
         else:
-            Console().print(render_audit(found))
+            console().print(render_audit(found))
     if not found.ok:
         raise typer.Exit(1)
 
@@ -86,24 +121,22 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Replay journals through their machines; exit 1 when a decision differs."""
-    from rich.console import Console
-
     from muster import journal as journals
-    from muster.report import as_json
-    from muster.report_view import safe
+    from muster.figures import as_json
+    from muster.view import console, safe
 
-    with _telling():
+    with telling():
         replays = [journals.verify(path) for path in _files(paths)]
     if json:
         typer.echo(as_json(replays))
     else:
-        console = Console(soft_wrap=True)
+        shell = console()
         for replay in replays:
             verdict = f"DIFFERS at {replay.problem}" if replay.problem else "equal"
             counts = f"{replay.events} events, {replay.commands} decisions"
-            console.print(safe(f"{replay.file}: {replay.machine}: {counts}: {verdict}", 2000))
+            shell.print(safe(f"{replay.file}: {replay.machine}: {counts}: {verdict}", 2000))
         events = sum(replay.events for replay in replays)
-        console.print(f"{len(replays)} journals, {events} events (timer ticks not counted)")
+        shell.print(f"{len(replays)} journals, {events} events (timer ticks not counted)")
     if any(replay.problem for replay in replays):
         raise typer.Exit(1)
 
@@ -112,18 +145,26 @@ def _record(
     run: str | None, state_dir: Path | None, redis: str | None, config: Path | None
 ) -> RunRecord:
     from muster.attach import attached
-    from muster.cli.settings import read_config
     from muster.record import read_record
 
-    settings = read_config(config)
-    if state_dir is not None:
-        settings = settings.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
+    settings = settings_of(config, state_dir)
+    name = run or settings.run
 
     async def read() -> RunRecord:
         async with attached(settings, redis) as client:
-            return await read_record(client, run or settings.run)
+            return await read_record(client, name, settings.state_dir / "history" / name)
 
     return asyncio.run(read())
+
+
+def settings_of(config: Path | None, state_dir: Path | None) -> Config:
+    """The configuration, its state folder replaced by the one that was given."""
+    from muster.cli.settings import read_config
+
+    settings = read_config(config)
+    if state_dir is None:
+        return settings
+    return settings.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:
@@ -137,12 +178,12 @@ def _files(paths: list[Path]) -> Iterator[Path]:
 
 
 @contextmanager
-def _telling() -> Iterator[None]:
+def telling() -> Iterator[None]:
     """Errors for people: one line on standard error, exit 2."""
     try:
         yield
     except MusterError as error:
-        from muster.report_view import safe
+        from muster.view import safe
 
         typer.echo(f"muster: {safe(str(error), 2000).plain}", err=True)
         raise typer.Exit(2) from error

@@ -1,7 +1,7 @@
 """What a person, or a program with --json, sees while services and jobs run.
 
 Three faces of one thing: a live table on a terminal, a line per change elsewhere, JSON lines for
-programs. Promise: everything shown is free of control characters.
+programs. Promise: everything shown is cleaned (muster/clean.py).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
+from muster.clean import clean
 from muster.client import Progress
 from muster.report import RunReport
 from muster.report_view import render
 from muster.supervise.machine import Report
-from muster.telemetry import printable
+from muster.view import console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +97,7 @@ class LineScreen(_Plain):
         self._groups: tuple[object, ...] = ()
 
     def line(self, text: str) -> None:
-        print(printable(text), flush=True)
+        print(clean(text), flush=True)
 
     def service(self, report: Report) -> None:
         detail = f"  {report.detail}" if report.detail else ""
@@ -110,9 +111,7 @@ class LineScreen(_Plain):
             self.line(summary(progress))
 
     def report(self, found: RunReport) -> None:
-        from rich.console import Console
-
-        Console().print(render(found))
+        console().print(render(found))
 
 
 class LiveScreen:
@@ -140,7 +139,7 @@ class LiveScreen:
         self._live.stop()
 
     def line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
+        self._console.print(clean(text), markup=False, highlight=False)
 
     def service(self, report: Report) -> None:
         self._reports[report.service] = report
@@ -161,7 +160,7 @@ class LiveScreen:
         table = Table.grid(padding=(0, 2))
         for report in self._reports.values():
             color = _COLORS.get(report.phase, "yellow")
-            detail = printable(report.detail)
+            detail = clean(report.detail)
             table.add_row(report.service, Text(report.phase, style=color), Text(detail, "dim"))
         if self._progress is None:
             return table

@@ -10,31 +10,52 @@ from pathlib import Path
 from muster.cli.screen import Screen, emit, screen
 from muster.cli.settings import read_config
 from muster.config import Config
+from muster.durability import PROMISES, check_settings
 from muster.supervise import plan
 from muster.supervise.prepare import cache_dir, prepared
 from muster.supervise.resolved import toml_of
-from muster.supervise.state import runtime_dir
+from muster.supervise.state import router_address, runtime_dir
 from muster.supervisor import Ended, Supervisor, Work
 
+_ADDRESS_S = 10.0  # until the supervisor has written down where the router that is ready listens
 
-def up(config_path: Path | None, *, dry_run: bool, as_json: bool) -> int:
+
+def up(
+    config_path: Path | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+    standby: bool = False,
+    allow_volatile: bool = False,
+) -> int:
     """Run until a signal comes; 0 after a clean stop."""
-    config = read_config(config_path)
+    config = read_config(config_path, standby=standby, allow_volatile=allow_volatile)
     if dry_run:
+        check_settings(config.redis)
         return _show_plan(config, as_json)
     with screen(as_json) as shown:
 
         def work_of(resolved: Config) -> Work:
             async def hold() -> None:
-                address = getattr(resolved.sections["router"], "listen", "")
-                shown.line(f"ready: submit with `muster submit PATH --router {address}`; "
+                address = await _router_of(resolved)
+                kept = "" if resolved.redis.appendfsync != "no" else f" ({PROMISES['no']})"
+                shown.line(f"ready{kept}: submit with `muster submit PATH --router {address}`; "
                            "Ctrl-C stops")  # fmt: skip
                 await asyncio.Event().wait()
 
             return hold
 
         ended = run_services(config, shown, work_of)
-    return finish(ended, interrupted_status=0)
+    return finish(ended, interrupted_status=0, as_json=as_json)
+
+
+async def _router_of(config: Config) -> str:
+    """Where the router really listens: the configured port may have been taken."""
+    async with asyncio.timeout(_ADDRESS_S):
+        while True:
+            if address := router_address(config.state_dir):
+                return address
+            await asyncio.sleep(0.05)
 
 
 def run_services(
@@ -50,9 +71,11 @@ def run_services(
         return asyncio.run(supervisor.run(work_of(ready.config)))
 
 
-def finish(ended: Ended, *, interrupted_status: int) -> int:
-    """The exit status; what went wrong goes to stderr as it was said."""
+def finish(ended: Ended, *, interrupted_status: int, as_json: bool = False) -> int:
+    """The exit status; what went wrong goes to stderr as it was said, to programs as an object."""
     if ended.line:
+        if as_json:
+            emit("error", {"problem": ended.line})
         print(ended.line, file=sys.stderr)
         return ended.status
     return interrupted_status if ended.interrupted else ended.status

@@ -1,12 +1,14 @@
 """Is a started service ready: the embedded server answers PING, the others gRPC health.
 
-Owns: the probes. Addresses come from the registry, as for every caller. Promise: `ready` returns
-once the service says SERVING, and asks again for ever until then (the machine bounds the wait).
+Owns: the probes, and whom a role's leader listens as. Addresses come from the registry, as for
+every caller. Promise: `ready` returns once exactly this process says SERVING or is listed as
+standing by, and asks again for ever until then (the machine bounds the wait).
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import TracebackType
 from typing import Self
 
@@ -15,10 +17,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from muster import rpc
-from muster.registry import Registry
-from muster.supervise.plan import Service
+from muster import rpc, telemetry
+from muster.errors import Unavailable
+from muster.leader import bury
+from muster.registry import Entry, Registry
+from muster.supervise.plan import STANDBYS, Service
 
+_log = telemetry.logger("muster.supervise")
 _EVERY_S = 0.2
 _CALL_S = 1.0
 
@@ -30,7 +35,7 @@ class Health:
         self._redis = Redis.from_url(
             redis_url, socket_timeout=_CALL_S, socket_connect_timeout=_CALL_S
         )
-        self._registry = Registry(self._redis, run)
+        self._run, self._registry = run, Registry(self._redis, run)
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,24 +48,61 @@ class Health:
     ) -> None:
         await self._redis.aclose()
 
-    async def ready(self, service: Service) -> None:
-        """Wait until the service can be used."""
+    async def ready(self, service: Service, pid: int | None) -> str:
+        """Wait until the process can be used, or stands by; what to remark about it."""
+        stood_by = False
         while True:
-            if await self._check(service):
-                return
+            if await self._serves(service, pid):
+                return ""
+            stands_by = await self._stands_by(service, pid)
+            # Twice: who comes to lead is listed so too, for the moment that it takes to find out.
+            if stands_by and stood_by:
+                return "stands by"
+            stood_by = stands_by
             await asyncio.sleep(_EVERY_S)
 
-    async def _check(self, service: Service) -> bool:
+    async def leader(self, role: str) -> Entry | None:
+        """The newest listed process of a role; None when there is none, or Redis is away."""
+        return next(reversed(await self._listed(role)), None)
+
+    async def buried(self, role: str, pid: int) -> None:
+        """Tell the standbys that a process of this machine is dead; when Redis is away, let be."""
         try:
-            if not service.health:
-                return bool(await self._redis.ping())
-            addresses = [entry.address for entry in await self._registry.list(service.name)]
-        except (RedisError, OSError):
-            return False
-        for address in addresses:
-            if await serving(address, service.health):
+            await bury(self._redis, self._run, role, host=socket.gethostname(), pid=pid)
+        except (Unavailable, RedisError) as error:
+            _log.info("the standby of %s finds out by itself: %s", role, error)
+
+    async def _serves(self, service: Service, pid: int | None) -> bool:
+        if not service.health:
+            return await self._answers()
+        # Others may be in a PID namespace of their own: what they think to be is not what we know.
+        who = pid if service.kind in STANDBYS else None
+        for entry in await self._listed(service.kind):
+            if _is(entry, who) and await serving(entry.address, service.health):
                 return True
         return False
+
+    async def _stands_by(self, service: Service, pid: int | None) -> bool:
+        if service.kind not in STANDBYS or pid is None:
+            return False
+        return any(_is(entry, pid) for entry in await self._listed("standby"))
+
+    async def _answers(self) -> bool:
+        try:
+            return bool(await self._redis.ping())
+        except (RedisError, OSError):
+            return False
+
+    async def _listed(self, kind: str) -> list[Entry]:
+        try:
+            return await self._registry.list(kind)
+        except (RedisError, OSError):
+            return []
+
+
+def _is(entry: Entry, pid: int | None) -> bool:
+    """True for the entry of that process; of any, when it is not known."""
+    return pid is None or (entry.pid, entry.host) == (pid, socket.gethostname())
 
 
 async def serving(address: str, name: str) -> bool:

@@ -15,12 +15,16 @@ from muster.types import Value
 
 
 class ServiceRule(Value, frozen=True):
-    """One service. `after`: must be ready before it starts; `outlives`: asked to stop later."""
+    """One service. `after`: must be ready before it starts; `outlives`: asked to stop later.
+
+    `last`: all others write to it, so it is stopped when they are gone.
+    """
 
     name: str
     after: tuple[str, ...] = ()
     outlives: tuple[str, ...] = ()
     ready_s: float = 120.0
+    last: bool = False
 
 
 class Rules(Value, frozen=True):
@@ -42,9 +46,10 @@ class Tick(Value, frozen=True, tag=True):
 
 
 class Healthy(Value, frozen=True, tag=True):
-    """A service answered its health check."""
+    """A service answered its health check, or stands by; `remark` is for people."""
 
     service: str
+    remark: str = ""
 
 
 class Exited(Value, frozen=True, tag=True):
@@ -138,8 +143,8 @@ class SupervisorMachine:
         """One event; commands in the order in which they are to be done."""
         commands: list[Command] = []
         match event:
-            case Healthy(name):
-                commands += self._healthy(self._services[name], now)
+            case Healthy(name, remark):
+                commands += self._healthy(self._services[name], remark, now)
             case Exited():
                 commands += self._exited(event, now)
             case StopAsked():
@@ -156,13 +161,12 @@ class SupervisorMachine:
         service.phase, service.since = phase, now
         return Report(service.rule.name, phase, detail)
 
-    def _healthy(self, service: _Service, now: float) -> list[Command]:
+    def _healthy(self, service: _Service, remark: str, now: float) -> list[Command]:
         if service.phase is not Phase.STARTING:
             return []
         service.was_ready = True
-        commands: list[Command] = [
-            self._move(service, Phase.READY, now, f"{now - service.since:.1f} s")
-        ]
+        detail = f"{now - service.since:.1f} s" + (f", {remark}" if remark else "")
+        commands: list[Command] = [self._move(service, Phase.READY, now, detail)]
         if not self._announced and all(s.phase is Phase.READY for s in self._services.values()):
             self._announced = True
             commands.append(AllReady())
@@ -233,14 +237,10 @@ class SupervisorMachine:
             commands.append(Finish(2 if line else self._status, line))
         return commands
 
-    def _is_last(self, service: _Service) -> bool:
-        """True for what all others write to: it is stopped when they are gone."""
-        return not service.rule.after
-
     def _may_stop(self, service: _Service, now: float) -> bool:
         assert self._stop_at is not None
-        if self._is_last(service):
-            others = [s for s in self._services.values() if not self._is_last(s)]
+        if service.rule.last:
+            others = [s for s in self._services.values() if not s.rule.last]
             gone = all(s.phase is Phase.GONE for s in others)
             if gone and self._last_at is None:
                 self._last_at = now
@@ -251,7 +251,7 @@ class SupervisorMachine:
 
     def _deadline(self, service: _Service) -> float:
         assert self._stop_at is not None
-        if not self._is_last(service):
+        if not service.rule.last:
             rules = self._rules
             ready = service.was_ready
             return self._stop_at + (rules.grace_s if ready else rules.unready_grace_s)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from muster.config import Config
+from muster.config import Config, RedisConfig
 from muster.errors import HostUnfit
 from muster.supervise.machine import ServiceRule
 from muster.types import Value
@@ -25,39 +25,64 @@ _PROTO_NAMES = {
     "router": "RouterService",
     "trainer": "TrainerService",
 }
+STANDBYS = ("readybank", "router")  # the roles of which one process leads and others may stand by
 # The engine compiles and loads a model, the trainer loads it too; others are there at once.
 _READY_S = {"inference": 300.0, "trainer": 300.0}
 
 
 class Service(Value, frozen=True):
-    """One process to run. `health` is its gRPC health name, empty for the embedded server."""
+    """One process to run. `health` is its gRPC health name, empty for the embedded server.
+
+    `role`: under which it is listed and logs; its name, but for a second process of one role.
+    """
 
     rule: ServiceRule
     command: tuple[str, ...]
     health: str = ""
+    role: str = ""
 
     @property
     def name(self) -> str:
         return self.rule.name
 
+    @property
+    def kind(self) -> str:
+        return self.role or self.name
+
 
 def plan(
     config: Config, runtime: Path, only: Collection[str] = FIVE, *, ready_s: float = 60.0
 ) -> tuple[Service, ...]:
-    """The services in start order; an embedded server first when no redis.url is set."""
+    """The services in start order; an embedded server first when no redis.url is set.
+
+    With `standbys`, a second router and bank at the end, started once the first are ready.
+    """
     embedded = not config.redis.url
-    file = str(config_file(runtime))
-    found = [_redis(config.state_dir, runtime)] if embedded else []
-    for name in FIVE:
-        if name in only:
-            after = (REDIS,) if embedded else ()
-            # Boxes, engine and bank are still needed while the router stops: else its running
-            # episodes would end as failures of the infrastructure.
-            outlives = () if name in ("router", "trainer") else ("router",)
-            rule = ServiceRule(name, after, outlives, _READY_S.get(name, ready_s))
-            command = (sys.executable, "-P", "-m", f"services.{name}", "--config", file)
-            found.append(Service(rule, command, f"muster.v1.{_PROTO_NAMES[name]}"))
+    found = [_redis(config, runtime)] if embedded else []
+    after = (REDIS,) if embedded else ()
+    roles = [name for name in FIVE if name in only]
+    found += [_service(name, name, after, runtime, _READY_S.get(name, ready_s)) for name in roles]
+    if config.standbys:
+        doubled = [name for name in STANDBYS if name in only]
+        found += [_service(n, second(n), (*after, n), runtime, ready_s) for n in doubled]
     return tuple(found)
+
+
+def second(role: str) -> str:
+    """Name of the process that stands by at the start; later the two may have swapped."""
+    return f"{role}-2"
+
+
+def _service(
+    role: str, name: str, after: tuple[str, ...], runtime: Path, ready_s: float
+) -> Service:
+    # Boxes, engine and bank are still needed while the router stops: else its running
+    # episodes would end as failures of the infrastructure.
+    outlives = () if role in ("router", "trainer") else ("router", second("router"))
+    rule = ServiceRule(name, after, outlives, ready_s)
+    file = str(config_file(runtime))
+    command = (sys.executable, "-P", "-m", f"services.{role}", "--config", file)
+    return Service(rule, command, f"muster.v1.{_PROTO_NAMES[role]}", role)
 
 
 def config_file(runtime: Path) -> Path:
@@ -71,7 +96,7 @@ def redis_url(config: Config, runtime: Path) -> str:
 
 
 def environment(base: Mapping[str, str], runtime: Path) -> dict[str, str]:
-    """What services get: private temporary files; no MUSTER_*, the resolved file has it all."""
+    """What services get: private temporary files; no settings, the resolved file has it all."""
     kept = {
         name: value
         for name, value in base.items()
@@ -81,15 +106,22 @@ def environment(base: Mapping[str, str], runtime: Path) -> dict[str, str]:
     return kept | {"TMPDIR": str(runtime), "PYTHONUNBUFFERED": "1"}
 
 
-def _redis(state_dir: Path, runtime: Path) -> Service:
-    data = state_dir / "redis"
-    command = (
-        server_binary(),
-        *("--port", "0", "--unixsocket", f"{runtime}/valkey.sock", "--unixsocketperm", "700"),
-        *("--dir", str(data), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
-        *("--daemonize", "no"),
+def _redis(config: Config, runtime: Path) -> Service:
+    socket = f"{runtime}/valkey.sock"
+    command = (server_binary(), *server_options(config.redis, config.state_dir / "redis", socket))
+    return Service(ServiceRule(REDIS, ready_s=60.0, last=True), command)
+
+
+def server_options(redis: RedisConfig, data: Path, socket: str) -> tuple[str, ...]:
+    """How the embedded server keeps what it is given: all of it, in one file of appends."""
+    return (
+        *("--port", "0", "--unixsocket", socket, "--unixsocketperm", "700"),
+        *("--dir", str(data), "--save", "", "--daemonize", "no"),
+        *("--appendonly", "yes", "--appendfsync", redis.appendfsync),
+        # A write that a power cut tore is dropped at the start; anything else wrong is refused.
+        *("--aof-load-truncated", "yes"),
+        *("--maxmemory", str(redis.maxmemory_bytes), "--maxmemory-policy", "noeviction"),
     )
-    return Service(ServiceRule(REDIS, ready_s=60.0), command)
 
 
 def server_binary() -> str:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from muster.config import Config
+from muster.durability import check_settings
 from muster.errors import HostUnfit
 from muster.streams import connect
 from muster.supervise import plan, state
@@ -59,6 +60,7 @@ def prepared(
 def _prepare(
     config: Config, claim: state.Claim, tell: Tell, cache: Path, only: Collection[str]
 ) -> Prepared:
+    check_settings(config.redis)
     services = plan.plan(config, claim.runtime, only)
     if config.redis.url:
         asyncio.run(_reach(config))

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.supervise import logs
-from muster.supervise.plan import Service
+from muster.supervise import logs, server_log
+from muster.supervise.plan import REDIS, Service
 from muster.supervise.procfs import identify
 from muster.supervise.state import Child, Claim
 
@@ -31,6 +31,7 @@ class Processes:
         self._claim, self._environment = claim, environment
         self._guards: dict[str, asyncio.subprocess.Process] = {}
         self._log_starts: dict[str, int] = {}
+        self._commands: dict[str, tuple[str, ...]] = {}
         self._logs = claim.state_dir / "logs"
         self._logs.mkdir(exist_ok=True)
 
@@ -59,7 +60,7 @@ class Processes:
                 )
         finally:
             os.close(writing)
-        self._guards[name] = guard
+        self._guards[name], self._commands[name] = guard, service.command
         # Ends at once when the guard dies, since it holds the only other end.
         told = await asyncio.to_thread(os.read, reading, 32)
         os.close(reading)
@@ -72,7 +73,23 @@ class Processes:
         """Wait for the end: exit status (128 + n after signal n) and its last words."""
         status = await self._guards[name].wait()
         status = status if status >= 0 else 128 - status
-        return status, logs.last_words(self.log(name), self._log_starts[name], status)
+        log, start = self.log(name), self._log_starts[name]
+        if name == REDIS and status:
+            data, server = self._claim.state_dir / "redis", self._commands[name][0]
+            if line := server_log.verdict(log, start, data=data, server=server):
+                return 2, line
+        return status, logs.last_words(log, start, status)
+
+    def remark(self, name: str) -> str:
+        """What people should know of a start that went well."""
+        if name != REDIS:
+            return ""
+        return server_log.remark(self.log(name), self._log_starts[name])
+
+    def pid(self, name: str) -> int | None:
+        """Of the service's process, None when it never came to be."""
+        child = self._claim.children.get(name)
+        return child.process.pid if child and child.process else None
 
     def terminate(self, name: str) -> None:
         """Ask it to stop; the guard passes it on."""

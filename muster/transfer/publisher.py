@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 _log = telemetry.logger("muster.transfer")
 _POLL_S = 0.05
+
+Passing = Callable[[str], Awaitable[None]]
+"""Called with `prepare.before`, `prepare.after`, `commit.before` and `commit.after` around these
+calls to each replica: a place for failpoints."""
+
+
+async def _pass(where: str) -> None:
+    del where
 
 
 class TransferSettings(Value, frozen=True):
@@ -76,6 +84,7 @@ async def publish(
     settings: TransferSettings | None = None,
     manifest: weights.Manifest | None = None,
     served_elsewhere: bool = False,
+    passing: Passing = _pass,
 ) -> list[ReplicaPublication]:
     """Bring `state` (name → tensor, exactly those of the checkpoint) to all replicas, side by side.
 
@@ -95,7 +104,7 @@ async def publish(
     if (made.version, made.parent) != (version, parent):
         raise InvalidInput("the manifest is of another version", field="version", value=version)
     stream = await asyncio.to_thread(_stream, state, made, settings)
-    job = _Job(run, trainer_epoch, made, stream, settings, began)
+    job = _Job(run, trainer_epoch, made, stream, settings, began, passing)
     # A group per replica where the transport is point to point anyway: failures stay apart.
     together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
     reports: dict[str, ReplicaPublication] = {}
@@ -129,9 +138,11 @@ class _Job:
         stream: Any,
         settings: TransferSettings,
         began: float,
+        passing: Passing,
     ):
         self._run, self._epoch, self._manifest = run, epoch, manifest
         self._stream, self._settings, self._began = stream, settings, began
+        self.passing = passing
         self.fenced: Fenced | None = None
 
     async def transfer(
@@ -228,8 +239,10 @@ class _Link:
             group=group,
         )
         try:
+            await job.passing("prepare.before")
             with rpc.calling(f"prepare on {self.name}"):
                 await self._stub.PrepareWeightUpdate(request, timeout=self._call_s())
+            await job.passing("prepare.after")
         except MusterError as error:
             self._failed(error)
 
@@ -273,9 +286,11 @@ class _Link:
         request = pb.CommitWeightUpdateRequest(
             run=job._run, trainer_epoch=job._epoch, version=version
         )
+        await job.passing("commit.before")
         try:
             with rpc.calling(f"commit on {self.name}"):
                 self._answer = await self._stub.CommitWeightUpdate(request, timeout=job.left())
+            await job.passing("commit.after")
         except Unavailable:
             # The answer is lost, not known to be no: ask.
             status = await self._status()

@@ -270,3 +270,95 @@ class TaskPackage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TaskPackage: _TypeAlias = TaskPackage  # noqa: Y015
+
+@_typing.final
+class JobPolicy(_message.Message):
+    """What a job wants done with siblings and groups that are not whole. Absent
+    fields take the configuration's value.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPAIRS_MAX_FIELD_NUMBER: _builtins.int
+    VALID_MIN_FIELD_NUMBER: _builtins.int
+    ZERO_VARIANCE_FIELD_NUMBER: _builtins.int
+    INFRA_CEILING_FIELD_NUMBER: _builtins.int
+    repairs_max: _builtins.int
+    """Attempts and replays that replace a sibling lost to infrastructure."""
+    valid_min: _builtins.int
+    """Valid siblings that make a group worth training on."""
+    zero_variance: _builtins.str
+    """"train" or "filter": what becomes of groups whose valid rewards are equal."""
+    infra_ceiling: _builtins.float
+    """Share of infrastructure failures among recent attempts that pauses the job."""
+    def __init__(
+        self,
+        *,
+        repairs_max: _builtins.int | None = ...,
+        valid_min: _builtins.int | None = ...,
+        zero_variance: _builtins.str | None = ...,
+        infra_ceiling: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_infra_ceiling", b"_infra_ceiling", "_repairs_max", b"_repairs_max", "_valid_min", b"_valid_min", "_zero_variance", b"_zero_variance", "infra_ceiling", b"infra_ceiling", "repairs_max", b"repairs_max", "valid_min", b"valid_min", "zero_variance", b"zero_variance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_infra_ceiling", b"_infra_ceiling", "_repairs_max", b"_repairs_max", "_valid_min", b"_valid_min", "_zero_variance", b"_zero_variance", "infra_ceiling", b"infra_ceiling", "repairs_max", b"repairs_max", "valid_min", b"valid_min", "zero_variance", b"zero_variance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__infra_ceiling: _TypeAlias = _typing.Literal["infra_ceiling"]  # noqa: Y015
+    _WhichOneofArgType__infra_ceiling: _TypeAlias = _typing.Literal["_infra_ceiling", b"_infra_ceiling"]  # noqa: Y015
+    _WhichOneofReturnType__repairs_max: _TypeAlias = _typing.Literal["repairs_max"]  # noqa: Y015
+    _WhichOneofArgType__repairs_max: _TypeAlias = _typing.Literal["_repairs_max", b"_repairs_max"]  # noqa: Y015
+    _WhichOneofReturnType__valid_min: _TypeAlias = _typing.Literal["valid_min"]  # noqa: Y015
+    _WhichOneofArgType__valid_min: _TypeAlias = _typing.Literal["_valid_min", b"_valid_min"]  # noqa: Y015
+    _WhichOneofReturnType__zero_variance: _TypeAlias = _typing.Literal["zero_variance"]  # noqa: Y015
+    _WhichOneofArgType__zero_variance: _TypeAlias = _typing.Literal["_zero_variance", b"_zero_variance"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__infra_ceiling) -> _WhichOneofReturnType__infra_ceiling | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repairs_max) -> _WhichOneofReturnType__repairs_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__valid_min) -> _WhichOneofReturnType__valid_min | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__zero_variance) -> _WhichOneofReturnType__zero_variance | None: ...
+
+Global___JobPolicy: _TypeAlias = JobPolicy  # noqa: Y015
+
+@_typing.final
+class Waiting(_message.Message):
+    """One thing that waits: what for, since when, who has to move, what to do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_S_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    NEXT_COMMAND_FIELD_NUMBER: _builtins.int
+    subject: _builtins.str
+    """Run, batch ("batch 3"), group, episode or service."""
+    state: _builtins.str
+    """What it is doing now."""
+    waits_for: _builtins.str
+    """Empty when it waits for nothing."""
+    since_unix_s: _builtins.float
+    owner: _builtins.str
+    """The service instance that has to move next."""
+    next_command: _builtins.str
+    """The command that a person would run next."""
+    def __init__(
+        self,
+        *,
+        subject: _builtins.str = ...,
+        state: _builtins.str = ...,
+        waits_for: _builtins.str = ...,
+        since_unix_s: _builtins.float = ...,
+        owner: _builtins.str = ...,
+        next_command: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_command", b"next_command", "owner", b"owner", "since_unix_s", b"since_unix_s", "state", b"state", "subject", b"subject", "waits_for", b"waits_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015

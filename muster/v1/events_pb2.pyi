@@ -31,6 +31,10 @@ class _VersionStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VersionS
     """In a checkpoint on disk."""
     VERSION_STAGE_PUBLISHED: _VersionStage.ValueType  # 2
     """Served by every replica that was committed."""
+    VERSION_STAGE_TRAINED: _VersionStage.ValueType  # 3
+    """In the trainer's memory only. Recorded before it is published when no checkpoint is made of it,
+    so that no token of it is ever of an unknown version.
+    """
 
 class VersionStage(_VersionStage, metaclass=_VersionStageEnumTypeWrapper): ...
 
@@ -39,6 +43,10 @@ VERSION_STAGE_DURABLE: VersionStage.ValueType  # 1
 """In a checkpoint on disk."""
 VERSION_STAGE_PUBLISHED: VersionStage.ValueType  # 2
 """Served by every replica that was committed."""
+VERSION_STAGE_TRAINED: VersionStage.ValueType  # 3
+"""In the trainer's memory only. Recorded before it is published when no checkpoint is made of it,
+so that no token of it is ever of an unknown version.
+"""
 Global___VersionStage: _TypeAlias = VersionStage  # noqa: Y015
 
 class _Fate:
@@ -84,6 +92,8 @@ class TrajectoryEvent(_message.Message):
     GROUP_OPENED_FIELD_NUMBER: _builtins.int
     TURN_FINISHED_FIELD_NUMBER: _builtins.int
     EPISODE_FINISHED_FIELD_NUMBER: _builtins.int
+    TURN_INTENDED_FIELD_NUMBER: _builtins.int
+    BOX_RESTORED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """0, 1, 2 … within one attempt."""
     @_builtins.property
@@ -94,6 +104,10 @@ class TrajectoryEvent(_message.Message):
     def turn_finished(self) -> Global___TurnFinished: ...
     @_builtins.property
     def episode_finished(self) -> Global___EpisodeFinished: ...
+    @_builtins.property
+    def turn_intended(self) -> Global___TurnIntended: ...
+    @_builtins.property
+    def box_restored(self) -> Global___BoxRestored: ...
     def __init__(
         self,
         *,
@@ -102,12 +116,14 @@ class TrajectoryEvent(_message.Message):
         group_opened: Global___GroupOpened | None = ...,
         turn_finished: Global___TurnFinished | None = ...,
         episode_finished: Global___EpisodeFinished | None = ...,
+        turn_intended: Global___TurnIntended | None = ...,
+        box_restored: Global___BoxRestored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "episode_finished", b"episode_finished", "event", b"event", "group_opened", b"group_opened", "turn_finished", b"turn_finished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["box_restored", b"box_restored", "episode", b"episode", "episode_finished", b"episode_finished", "event", b"event", "group_opened", b"group_opened", "turn_finished", b"turn_finished", "turn_intended", b"turn_intended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "episode_finished", b"episode_finished", "event", b"event", "group_opened", b"group_opened", "seq", b"seq", "turn_finished", b"turn_finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_restored", b"box_restored", "episode", b"episode", "episode_finished", b"episode_finished", "event", b"event", "group_opened", b"group_opened", "seq", b"seq", "turn_finished", b"turn_finished", "turn_intended", b"turn_intended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["group_opened", "turn_finished", "episode_finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["group_opened", "turn_finished", "episode_finished", "turn_intended", "box_restored"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -124,6 +140,7 @@ class GroupOpened(_message.Message):
     OPENED_AT_VERSION_FIELD_NUMBER: _builtins.int
     OPENED_UNIX_S_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     task: _builtins.str
     task_digest: _builtins.str
@@ -132,6 +149,8 @@ class GroupOpened(_message.Message):
     opened_unix_s: _builtins.float
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def policy(self) -> _common_pb2.JobPolicy: ...
     def __init__(
         self,
         *,
@@ -142,14 +161,76 @@ class GroupOpened(_message.Message):
         opened_at_version: _builtins.int = ...,
         opened_unix_s: _builtins.float = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
+        policy: _common_pb2.JobPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "job", b"job", "opened_at_version", b"opened_at_version", "opened_unix_s", b"opened_unix_s", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "job", b"job", "opened_at_version", b"opened_at_version", "opened_unix_s", b"opened_unix_s", "policy", b"policy", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupOpened: _TypeAlias = GroupOpened  # noqa: Y015
+
+@_typing.final
+class TurnIntended(_message.Message):
+    """The reply of a turn and the command that is about to run: durable before Exec.
+    A router that takes over asks the box for the result of this very step.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TURN_FIELD_NUMBER: _builtins.int
+    PAYLOAD_KEY_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    INTERVALS_FIELD_NUMBER: _builtins.int
+    turn: _builtins.int
+    payload_key: _builtins.str
+    """Key of the zstd-compressed TurnPayload; the turn's TurnFinished names it again."""
+    prompt_tokens: _builtins.int
+    sampled_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    replica: _builtins.str
+    command: _builtins.str
+    timeout_s: _builtins.float
+    host: _builtins.str
+    box: _builtins.str
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]: ...
+    @_builtins.property
+    def intervals(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.StateInterval]:
+        """Up to here; TurnFinished repeats them and adds the step's."""
+
+    def __init__(
+        self,
+        *,
+        turn: _builtins.int = ...,
+        payload_key: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        sampled_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        spans: _abc.Iterable[_common_pb2.VersionSpan] | None = ...,
+        replica: _builtins.str = ...,
+        command: _builtins.str = ...,
+        timeout_s: _builtins.float = ...,
+        host: _builtins.str = ...,
+        box: _builtins.str = ...,
+        intervals: _abc.Iterable[_common_pb2.StateInterval] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "cached_tokens", b"cached_tokens", "command", b"command", "host", b"host", "intervals", b"intervals", "payload_key", b"payload_key", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "sampled_tokens", b"sampled_tokens", "spans", b"spans", "timeout_s", b"timeout_s", "turn", b"turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TurnIntended: _TypeAlias = TurnIntended  # noqa: Y015
 
 @_typing.final
 class TurnFinished(_message.Message):
@@ -165,6 +246,15 @@ class TurnFinished(_message.Message):
     COMMAND_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     INTERVALS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    CPU_STALL_S_FIELD_NUMBER: _builtins.int
+    BOX_BROKEN_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    OUTPUT_KEY_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
     payload_key: _builtins.str
     """Key of the zstd-compressed TurnPayload."""
@@ -176,6 +266,19 @@ class TurnFinished(_message.Message):
     replica: _builtins.str
     command: _builtins.str
     exit_code: _builtins.int
+    limit: _builtins.str
+    """The limit that ended the step, empty when none did."""
+    wall_s: _builtins.float
+    cpu_s: _builtins.float
+    cpu_stall_s: _builtins.float
+    """Time in which the step's processes waited for a processor (pressure stall)."""
+    box_broken: _builtins.bool
+    host: _builtins.str
+    box: _builtins.str
+    output_key: _builtins.str
+    """Key of the step's zstd-compressed output text; empty without a command."""
+    resumed: _builtins.bool
+    """The step's result was kept by the box and read by a later router."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]: ...
     @_builtins.property
@@ -193,14 +296,72 @@ class TurnFinished(_message.Message):
         command: _builtins.str = ...,
         exit_code: _builtins.int = ...,
         intervals: _abc.Iterable[_common_pb2.StateInterval] | None = ...,
+        limit: _builtins.str = ...,
+        wall_s: _builtins.float = ...,
+        cpu_s: _builtins.float = ...,
+        cpu_stall_s: _builtins.float = ...,
+        box_broken: _builtins.bool = ...,
+        host: _builtins.str = ...,
+        box: _builtins.str = ...,
+        output_key: _builtins.str = ...,
+        resumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "command", b"command", "exit_code", b"exit_code", "intervals", b"intervals", "payload_key", b"payload_key", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "sampled_tokens", b"sampled_tokens", "spans", b"spans", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "box_broken", b"box_broken", "cached_tokens", b"cached_tokens", "command", b"command", "cpu_s", b"cpu_s", "cpu_stall_s", b"cpu_stall_s", "exit_code", b"exit_code", "host", b"host", "intervals", b"intervals", "limit", b"limit", "output_key", b"output_key", "payload_key", b"payload_key", "prompt_tokens", b"prompt_tokens", "replica", b"replica", "resumed", b"resumed", "sampled_tokens", b"sampled_tokens", "spans", b"spans", "turn", b"turn", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TurnFinished: _TypeAlias = TurnFinished  # noqa: Y015
+
+@_typing.final
+class BoxRestored(_message.Message):
+    """Repair by replay: the episode goes on in another box whose state equals the
+    lost one's, as far as its observations tell.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPAIR_FIELD_NUMBER: _builtins.int
+    LOST_HOST_FIELD_NUMBER: _builtins.int
+    LOST_BOX_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    TURNS_REPLAYED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    START_UNIX_S_FIELD_NUMBER: _builtins.int
+    END_UNIX_S_FIELD_NUMBER: _builtins.int
+    repair: _builtins.int
+    """1, 2 … within one attempt."""
+    lost_host: _builtins.str
+    lost_box: _builtins.str
+    host: _builtins.str
+    box: _builtins.str
+    turns_replayed: _builtins.int
+    reason: _builtins.str
+    """Why the former box was lost."""
+    start_unix_s: _builtins.float
+    end_unix_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        repair: _builtins.int = ...,
+        lost_host: _builtins.str = ...,
+        lost_box: _builtins.str = ...,
+        host: _builtins.str = ...,
+        box: _builtins.str = ...,
+        turns_replayed: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        start_unix_s: _builtins.float = ...,
+        end_unix_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "end_unix_s", b"end_unix_s", "host", b"host", "lost_box", b"lost_box", "lost_host", b"lost_host", "reason", b"reason", "repair", b"repair", "start_unix_s", b"start_unix_s", "turns_replayed", b"turns_replayed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BoxRestored: _TypeAlias = BoxRestored  # noqa: Y015
 
 @_typing.final
 class TurnPayload(_message.Message):
@@ -270,6 +431,8 @@ class OutcomeLabel(_message.Message):
     CPU_S_FIELD_NUMBER: _builtins.int
     FLAKY_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    CPU_STALL_S_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
     outcome: _common_pb2.Outcome.ValueType
     cause: _builtins.str
     has_reward: _builtins.bool
@@ -281,6 +444,10 @@ class OutcomeLabel(_message.Message):
     flaky: _builtins.bool
     detail: _builtins.str
     """Evidence for people: what was measured or read."""
+    cpu_stall_s: _builtins.float
+    """Pressure stall of the episode's steps: they waited for a processor."""
+    replays: _builtins.int
+    """Boxes rebuilt by replay within this attempt."""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     def __init__(
@@ -296,10 +463,12 @@ class OutcomeLabel(_message.Message):
         cpu_s: _builtins.float = ...,
         flaky: _builtins.bool = ...,
         detail: _builtins.str = ...,
+        cpu_stall_s: _builtins.float = ...,
+        replays: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cpu_s", b"cpu_s", "detail", b"detail", "episode", b"episode", "flaky", b"flaky", "has_reward", b"has_reward", "limit", b"limit", "outcome", b"outcome", "reward", b"reward", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cpu_s", b"cpu_s", "cpu_stall_s", b"cpu_stall_s", "detail", b"detail", "episode", b"episode", "flaky", b"flaky", "has_reward", b"has_reward", "limit", b"limit", "outcome", b"outcome", "replays", b"replays", "reward", b"reward", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -560,6 +729,7 @@ class JobRecord(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SUBMITTED_UNIX_S_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     groups: _builtins.int
     group_size: _builtins.int
@@ -569,6 +739,8 @@ class JobRecord(_message.Message):
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTask]: ...
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def policy(self) -> _common_pb2.JobPolicy: ...
     def __init__(
         self,
         *,
@@ -579,10 +751,11 @@ class JobRecord(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         submitted_unix_s: _builtins.float = ...,
         cancelled: _builtins.bool = ...,
+        policy: _common_pb2.JobPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "group_size", b"group_size", "groups", b"groups", "job", b"job", "sampling", b"sampling", "submitted_unix_s", b"submitted_unix_s", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "group_size", b"group_size", "groups", b"groups", "job", b"job", "policy", b"policy", "sampling", b"sampling", "submitted_unix_s", b"submitted_unix_s", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

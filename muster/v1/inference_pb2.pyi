@@ -276,6 +276,48 @@ class ScoreResponse(_message.Message):
 Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
+class ClaimReplicaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    owner_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        owner_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner_epoch", b"owner_epoch", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimReplicaRequest: _TypeAlias = ClaimReplicaRequest  # noqa: Y015
+
+@_typing.final
+class ClaimReplicaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ABORTED_FIELD_NUMBER: _builtins.int
+    aborted: _builtins.int
+    """Requests of older epochs that were ended."""
+    def __init__(
+        self,
+        *,
+        aborted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimReplicaResponse: _TypeAlias = ClaimReplicaResponse  # noqa: Y015
+
+@_typing.final
 class GetReplicaStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -306,6 +348,7 @@ class GetReplicaStatusResponse(_message.Message):
     UPDATE_ERROR_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
+    FENCED_CALLS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     state: Global___ReplicaState.ValueType
     version: _builtins.int
@@ -320,6 +363,8 @@ class GetReplicaStatusResponse(_message.Message):
     """What the serving figures depend on: engine, version, dtype, backend."""
     tokens_generated: _builtins.int
     """Sampled tokens since start."""
+    fenced_calls: _builtins.int
+    """Calls refused because of their owner or trainer epoch, since start."""
     def __init__(
         self,
         *,
@@ -335,10 +380,11 @@ class GetReplicaStatusResponse(_message.Message):
         update_error: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
         tokens_generated: _builtins.int = ...,
+        fenced_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_calls", b"fenced_calls", "fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,11 @@ class InferenceServiceStub:
                 request_serializer=muster_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.ClaimReplica = channel.unary_unary(
+                '/muster.v1.InferenceService/ClaimReplica',
+                request_serializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.FromString,
+                _registered_method=True)
         self.GetReplicaStatus = channel.unary_unary(
                 '/muster.v1.InferenceService/GetReplicaStatus',
                 request_serializer=muster_dot_v1_dot_inference__pb2.GetReplicaStatusRequest.SerializeToString,
@@ -91,6 +96,13 @@ class InferenceServiceServicer:
 
     def Score(self, request, context):
         """Log-probability of each token after the first under the weights served now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClaimReplica(self, request, context):
+        """A router took over the run: every older owner epoch is refused from now on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +153,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=muster_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=muster_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'ClaimReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimReplica,
+                    request_deserializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.SerializeToString,
             ),
             'GetReplicaStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReplicaStatus,
@@ -245,6 +262,33 @@ class InferenceService:
             '/muster.v1.InferenceService/Score',
             muster_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             muster_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.InferenceService/ClaimReplica',
+            muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.SerializeToString,
+            muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class InferenceServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]
     Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
     """Log-probability of each token after the first under the weights served now."""
+    ClaimReplica: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClaimReplicaRequest, _inference_pb2.ClaimReplicaResponse]
+    """A router took over the run: every older owner epoch is refused from now on."""
     GetReplicaStatus: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetReplicaStatusRequest, _inference_pb2.GetReplicaStatusResponse]
     PrepareWeightUpdate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PrepareWeightUpdateRequest, _inference_pb2.PrepareWeightUpdateResponse]
     """Phase 1: fence checks, join the transfer group, receive into staging while
@@ -58,6 +60,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_inference_pb2.AbortRequest, _inference_pb2.AbortResponse]  # type: ignore[assignment]
     Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
     """Log-probability of each token after the first under the weights served now."""
+    ClaimReplica: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClaimReplicaRequest, _inference_pb2.ClaimReplicaResponse]  # type: ignore[assignment]
+    """A router took over the run: every older owner epoch is refused from now on."""
     GetReplicaStatus: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetReplicaStatusRequest, _inference_pb2.GetReplicaStatusResponse]  # type: ignore[assignment]
     PrepareWeightUpdate: _aio.UnaryUnaryMultiCallable[_inference_pb2.PrepareWeightUpdateRequest, _inference_pb2.PrepareWeightUpdateResponse]  # type: ignore[assignment]
     """Phase 1: fence checks, join the transfer group, receive into staging while
@@ -93,6 +97,14 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
         """Log-probability of each token after the first under the weights served now."""
+
+    @_abc_1.abstractmethod
+    def ClaimReplica(
+        self,
+        request: _inference_pb2.ClaimReplicaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ClaimReplicaResponse, _abc.Awaitable[_inference_pb2.ClaimReplicaResponse]]:
+        """A router took over the run: every older owner epoch is refused from now on."""
 
     @_abc_1.abstractmethod
     def GetReplicaStatus(

@@ -28,10 +28,15 @@ class RegisterTrainerRequest(_message.Message):
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_DURABLE_STEP_FIELD_NUMBER: _builtins.int
     LAST_BATCH_FIELD_NUMBER: _builtins.int
+    OLDEST_KEPT_STEP_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     last_durable_step: _builtins.int
     """Last optimizer step in the trainer's newest checkpoint; 0 before the first."""
+    oldest_kept_step: _builtins.int
+    """Step of the oldest checkpoint that it keeps: it never goes back further, so what
+    came before is deleted. 0 keeps everything.
+    """
     @_builtins.property
     def last_batch(self) -> _events_pb2.BatchRecord:
         """The batch of that step as the checkpoint keeps it; absent before the first. A
@@ -46,10 +51,11 @@ class RegisterTrainerRequest(_message.Message):
         trainer_epoch: _builtins.int = ...,
         last_durable_step: _builtins.int = ...,
         last_batch: _events_pb2.BatchRecord | None = ...,
+        oldest_kept_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch", "last_durable_step", b"last_durable_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch", "last_durable_step", b"last_durable_step", "oldest_kept_step", b"oldest_kept_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,19 +189,23 @@ class AcknowledgeBatchRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    OLDEST_KEPT_STEP_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     step: _builtins.int
+    oldest_kept_step: _builtins.int
+    """As in RegisterTrainerRequest."""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         trainer_epoch: _builtins.int = ...,
         step: _builtins.int = ...,
+        oldest_kept_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_kept_step", b"oldest_kept_step", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -219,3 +229,52 @@ class AcknowledgeBatchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcknowledgeBatchResponse: _TypeAlias = AcknowledgeBatchResponse  # noqa: Y015
+
+@_typing.final
+class ExplainBatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    group: _builtins.str
+    """A group's id; empty for the batch that the trainer waits for."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainBatchRequest: _TypeAlias = ExplainBatchRequest  # noqa: Y015
+
+@_typing.final
+class ExplainBatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITING_FIELD_NUMBER: _builtins.int
+    OPEN_GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Waiting]: ...
+    @_builtins.property
+    def open_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The open groups that the batch could still be made of, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        waiting: _abc.Iterable[_common_pb2.Waiting] | None = ...,
+        open_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_groups", b"open_groups", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainBatchResponse: _TypeAlias = ExplainBatchResponse  # noqa: Y015

@@ -50,6 +50,11 @@ class ReadyBankServiceStub:
                 request_serializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.FromString,
                 _registered_method=True)
+        self.ExplainBatch = channel.unary_unary(
+                '/muster.v1.ReadyBankService/ExplainBatch',
+                request_serializer=muster_dot_v1_dot_readybank__pb2.ExplainBatchRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_readybank__pb2.ExplainBatchResponse.FromString,
+                _registered_method=True)
 
 
 class ReadyBankServiceServicer:
@@ -77,6 +82,13 @@ class ReadyBankServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainBatch(self, request, context):
+        """What a batch or a group waits for, outermost first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReadyBankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_ReadyBankServiceServicer_to_server(servicer, server):
                     servicer.AcknowledgeBatch,
                     request_deserializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.FromString,
                     response_serializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.SerializeToString,
+            ),
+            'ExplainBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainBatch,
+                    request_deserializer=muster_dot_v1_dot_readybank__pb2.ExplainBatchRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_readybank__pb2.ExplainBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class ReadyBankService:
             '/muster.v1.ReadyBankService/AcknowledgeBatch',
             muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.SerializeToString,
             muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.ReadyBankService/ExplainBatch',
+            muster_dot_v1_dot_readybank__pb2.ExplainBatchRequest.SerializeToString,
+            muster_dot_v1_dot_readybank__pb2.ExplainBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class ReadyBankServiceStub:
     """Waits until a batch is there, then streams its header and its trajectories."""
     AcknowledgeBatch: _grpc.UnaryUnaryMultiCallable[_readybank_pb2.AcknowledgeBatchRequest, _readybank_pb2.AcknowledgeBatchResponse]
     """Called once the step is durable in a checkpoint; records the groups' fates."""
+    ExplainBatch: _grpc.UnaryUnaryMultiCallable[_readybank_pb2.ExplainBatchRequest, _readybank_pb2.ExplainBatchResponse]
+    """What a batch or a group waits for, outermost first."""
 
 @_typing.type_check_only
 class ReadyBankServiceAsyncStub(ReadyBankServiceStub):
@@ -51,6 +53,8 @@ class ReadyBankServiceAsyncStub(ReadyBankServiceStub):
     """Waits until a batch is there, then streams its header and its trajectories."""
     AcknowledgeBatch: _aio.UnaryUnaryMultiCallable[_readybank_pb2.AcknowledgeBatchRequest, _readybank_pb2.AcknowledgeBatchResponse]  # type: ignore[assignment]
     """Called once the step is durable in a checkpoint; records the groups' fates."""
+    ExplainBatch: _aio.UnaryUnaryMultiCallable[_readybank_pb2.ExplainBatchRequest, _readybank_pb2.ExplainBatchResponse]  # type: ignore[assignment]
+    """What a batch or a group waits for, outermost first."""
 
 class ReadyBankServiceServicer(metaclass=_abc_1.ABCMeta):
     """Complete groups wait here until a trainer leases them."""
@@ -78,5 +82,13 @@ class ReadyBankServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_readybank_pb2.AcknowledgeBatchResponse, _abc.Awaitable[_readybank_pb2.AcknowledgeBatchResponse]]:
         """Called once the step is durable in a checkpoint; records the groups' fates."""
+
+    @_abc_1.abstractmethod
+    def ExplainBatch(
+        self,
+        request: _readybank_pb2.ExplainBatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_readybank_pb2.ExplainBatchResponse, _abc.Awaitable[_readybank_pb2.ExplainBatchResponse]]:
+        """What a batch or a group waits for, outermost first."""
 
 def add_ReadyBankServiceServicer_to_server(servicer: ReadyBankServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/router.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\x9b\x01\n\x14SubmitTaskSetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x05tasks\x18\x02 \x03(\x0b\x32\x16.muster.v1.TaskPackage\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.muster.v1.SamplingParams\"1\n\x15SubmitTaskSetResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\":\n\x0eGetJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1e\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x10WatchJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\x11\x43\x61ncelJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\xa0\x03\n\x0bJobProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.muster.v1.JobState\x12\x14\n\x0cgroups_total\x18\x03 \x01(\x05\x12\x15\n\rgroups_opened\x18\x04 \x01(\x05\x12\x17\n\x0fgroups_complete\x18\x05 \x01(\x05\x12\x16\n\x0egroups_trained\x18\x06 \x01(\x05\x12\x17\n\x0fgroups_filtered\x18\x07 \x01(\x05\x12\x18\n\x10\x65pisodes_running\x18\x08 \x01(\x05\x12\x19\n\x11\x65pisodes_finished\x18\t \x01(\x05\x12\r\n\x05turns\x18\n \x01(\x05\x12\x0f\n\x07repairs\x18\x0b \x01(\x05\x12\x36\n\x08outcomes\x18\x0c \x03(\x0b\x32$.muster.v1.JobProgress.OutcomesEntry\x12\x16\n\x0epolicy_version\x18\r \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0e \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01*i\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x12\n\x0eJOB_STATE_DONE\x10\x02\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x03\x32\xb1\x02\n\rRouterService\x12R\n\rSubmitTaskSet\x12\x1f.muster.v1.SubmitTaskSetRequest\x1a .muster.v1.SubmitTaskSetResponse\x12=\n\x06GetJob\x12\x18.muster.v1.GetJobRequest\x1a\x19.muster.v1.GetJobResponse\x12\x45\n\x08WatchJob\x12\x1a.muster.v1.WatchJobRequest\x1a\x1b.muster.v1.WatchJobResponse0\x01\x12\x46\n\tCancelJob\x12\x1b.muster.v1.CancelJobRequest\x1a\x1c.muster.v1.CancelJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/router.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xc1\x01\n\x14SubmitTaskSetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x05tasks\x18\x02 \x03(\x0b\x32\x16.muster.v1.TaskPackage\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12$\n\x06policy\x18\x06 \x01(\x0b\x32\x14.muster.v1.JobPolicy\"1\n\x15SubmitTaskSetResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\":\n\x0eGetJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1e\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x10WatchJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\x11\x43\x61ncelJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\xa0\x03\n\x0bJobProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.muster.v1.JobState\x12\x14\n\x0cgroups_total\x18\x03 \x01(\x05\x12\x15\n\rgroups_opened\x18\x04 \x01(\x05\x12\x17\n\x0fgroups_complete\x18\x05 \x01(\x05\x12\x16\n\x0egroups_trained\x18\x06 \x01(\x05\x12\x17\n\x0fgroups_filtered\x18\x07 \x01(\x05\x12\x18\n\x10\x65pisodes_running\x18\x08 \x01(\x05\x12\x19\n\x11\x65pisodes_finished\x18\t \x01(\x05\x12\r\n\x05turns\x18\n \x01(\x05\x12\x0f\n\x07repairs\x18\x0b \x01(\x05\x12\x36\n\x08outcomes\x18\x0c \x03(\x0b\x32$.muster.v1.JobProgress.OutcomesEntry\x12\x16\n\x0epolicy_version\x18\r \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0e \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"!\n\x0e\x45xplainRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"6\n\x0f\x45xplainResponse\x12#\n\x07waiting\x18\x01 \x03(\x0b\x32\x12.muster.v1.Waiting*i\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x12\n\x0eJOB_STATE_DONE\x10\x02\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x03\x32\xf3\x02\n\rRouterService\x12R\n\rSubmitTaskSet\x12\x1f.muster.v1.SubmitTaskSetRequest\x1a .muster.v1.SubmitTaskSetResponse\x12=\n\x06GetJob\x12\x18.muster.v1.GetJobRequest\x1a\x19.muster.v1.GetJobResponse\x12\x45\n\x08WatchJob\x12\x1a.muster.v1.WatchJobRequest\x1a\x1b.muster.v1.WatchJobResponse0\x01\x12\x46\n\tCancelJob\x12\x1b.muster.v1.CancelJobRequest\x1a\x1c.muster.v1.CancelJobResponse\x12@\n\x07\x45xplain\x12\x19.muster.v1.ExplainRequest\x1a\x1a.muster.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBPROGRESS_OUTCOMESENTRY']._loaded_options = None
   _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=969
-  _globals['_JOBSTATE']._serialized_end=1074
+  _globals['_JOBSTATE']._serialized_start=1098
+  _globals['_JOBSTATE']._serialized_end=1203
   _globals['_SUBMITTASKSETREQUEST']._serialized_start=62
-  _globals['_SUBMITTASKSETREQUEST']._serialized_end=217
-  _globals['_SUBMITTASKSETRESPONSE']._serialized_start=219
-  _globals['_SUBMITTASKSETRESPONSE']._serialized_end=268
-  _globals['_GETJOBREQUEST']._serialized_start=270
-  _globals['_GETJOBREQUEST']._serialized_end=298
-  _globals['_GETJOBRESPONSE']._serialized_start=300
-  _globals['_GETJOBRESPONSE']._serialized_end=358
-  _globals['_WATCHJOBREQUEST']._serialized_start=360
-  _globals['_WATCHJOBREQUEST']._serialized_end=390
-  _globals['_WATCHJOBRESPONSE']._serialized_start=392
-  _globals['_WATCHJOBRESPONSE']._serialized_end=452
-  _globals['_CANCELJOBREQUEST']._serialized_start=454
-  _globals['_CANCELJOBREQUEST']._serialized_end=485
-  _globals['_CANCELJOBRESPONSE']._serialized_start=487
-  _globals['_CANCELJOBRESPONSE']._serialized_end=548
-  _globals['_JOBPROGRESS']._serialized_start=551
-  _globals['_JOBPROGRESS']._serialized_end=967
-  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_start=920
-  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_end=967
-  _globals['_ROUTERSERVICE']._serialized_start=1077
-  _globals['_ROUTERSERVICE']._serialized_end=1382
+  _globals['_SUBMITTASKSETREQUEST']._serialized_end=255
+  _globals['_SUBMITTASKSETRESPONSE']._serialized_start=257
+  _globals['_SUBMITTASKSETRESPONSE']._serialized_end=306
+  _globals['_GETJOBREQUEST']._serialized_start=308
+  _globals['_GETJOBREQUEST']._serialized_end=336
+  _globals['_GETJOBRESPONSE']._serialized_start=338
+  _globals['_GETJOBRESPONSE']._serialized_end=396
+  _globals['_WATCHJOBREQUEST']._serialized_start=398
+  _globals['_WATCHJOBREQUEST']._serialized_end=428
+  _globals['_WATCHJOBRESPONSE']._serialized_start=430
+  _globals['_WATCHJOBRESPONSE']._serialized_end=490
+  _globals['_CANCELJOBREQUEST']._serialized_start=492
+  _globals['_CANCELJOBREQUEST']._serialized_end=523
+  _globals['_CANCELJOBRESPONSE']._serialized_start=525
+  _globals['_CANCELJOBRESPONSE']._serialized_end=586
+  _globals['_JOBPROGRESS']._serialized_start=589
+  _globals['_JOBPROGRESS']._serialized_end=1005
+  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_start=958
+  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_end=1005
+  _globals['_EXPLAINREQUEST']._serialized_start=1007
+  _globals['_EXPLAINREQUEST']._serialized_end=1040
+  _globals['_EXPLAINRESPONSE']._serialized_start=1042
+  _globals['_EXPLAINRESPONSE']._serialized_end=1096
+  _globals['_ROUTERSERVICE']._serialized_start=1206
+  _globals['_ROUTERSERVICE']._serialized_end=1577
 # @@protoc_insertion_point(module_scope)

@@ -55,6 +55,11 @@ class RouterServiceStub:
                 request_serializer=muster_dot_v1_dot_router__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_router__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/muster.v1.RouterService/Explain',
+                request_serializer=muster_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_router__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -88,6 +93,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """What a run, group or episode waits for, outermost first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=muster_dot_v1_dot_router__pb2.CancelJobRequest.FromString,
                     response_serializer=muster_dot_v1_dot_router__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=muster_dot_v1_dot_router__pb2.ExplainRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_router__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class RouterService:
             '/muster.v1.RouterService/CancelJob',
             muster_dot_v1_dot_router__pb2.CancelJobRequest.SerializeToString,
             muster_dot_v1_dot_router__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.RouterService/Explain',
+            muster_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
+            muster_dot_v1_dot_router__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

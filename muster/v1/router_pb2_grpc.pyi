@@ -40,6 +40,8 @@ class RouterServiceStub:
     """Sends the present state at once, then every change until the job ends."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]
     """Running episodes are stopped; groups not yet complete are given up."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
+    """What a run, group or episode waits for, outermost first."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -53,6 +55,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Sends the present state at once, then every change until the job ends."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]  # type: ignore[assignment]
     """Running episodes are stopped; groups not yet complete are given up."""
+    Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
+    """What a run, group or episode waits for, outermost first."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The front door: task sets in, progress out."""
@@ -87,5 +91,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.CancelJobResponse, _abc.Awaitable[_router_pb2.CancelJobResponse]]:
         """Running episodes are stopped; groups not yet complete are given up."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _router_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.ExplainResponse, _abc.Awaitable[_router_pb2.ExplainResponse]]:
+        """What a run, group or episode waits for, outermost first."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from muster.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
@@ -101,12 +103,88 @@ class BoxLimits(_message.Message):
 Global___BoxLimits: _TypeAlias = BoxLimits  # noqa: Y015
 
 @_typing.final
+class ClaimHostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    owner_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        owner_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner_epoch", b"owner_epoch", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimHostRequest: _TypeAlias = ClaimHostRequest  # noqa: Y015
+
+@_typing.final
+class ClaimHostResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOXES_FIELD_NUMBER: _builtins.int
+    FENCED_CALLS_FIELD_NUMBER: _builtins.int
+    fenced_calls: _builtins.int
+    """Calls refused because of their owner epoch, since start."""
+    @_builtins.property
+    def boxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LivingBox]: ...
+    def __init__(
+        self,
+        *,
+        boxes: _abc.Iterable[Global___LivingBox] | None = ...,
+        fenced_calls: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "fenced_calls", b"fenced_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimHostResponse: _TypeAlias = ClaimHostResponse  # noqa: Y015
+
+@_typing.final
+class LivingBox(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    NEWEST_TURN_FIELD_NUMBER: _builtins.int
+    box: _builtins.str
+    newest_turn: _builtins.int
+    """The newest turn whose step began; -1 before the first."""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeKey: ...
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeKey | None = ...,
+        box: _builtins.str = ...,
+        newest_turn: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "episode", b"episode", "newest_turn", b"newest_turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LivingBox: _TypeAlias = LivingBox  # noqa: Y015
+
+@_typing.final
 class AcquireBoxRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPISODE_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
+    fresh: _builtins.bool
+    """End whatever box this attempt has on this host and start a new one."""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     @_builtins.property
@@ -119,10 +197,11 @@ class AcquireBoxRequest(_message.Message):
         episode: _common_pb2.EpisodeKey | None = ...,
         task: _common_pb2.TaskPackage | None = ...,
         limits: Global___BoxLimits | None = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "limits", b"limits", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "limits", b"limits", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "fresh", b"fresh", "limits", b"limits", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,6 +281,9 @@ class ExecResponse(_message.Message):
     OUTPUT_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     BOX_BROKEN_FIELD_NUMBER: _builtins.int
     REPEATED_FIELD_NUMBER: _builtins.int
+    CPU_STALL_S_FIELD_NUMBER: _builtins.int
+    MEMORY_STALL_S_FIELD_NUMBER: _builtins.int
+    IO_STALL_S_FIELD_NUMBER: _builtins.int
     exit_code: _builtins.int
     signal: _builtins.int
     """0 when the command was not ended by a signal."""
@@ -215,6 +297,12 @@ class ExecResponse(_message.Message):
     """The box can take no further step."""
     repeated: _builtins.bool
     """This answer was kept from an earlier call."""
+    cpu_stall_s: _builtins.float
+    """Time in which the step's processes waited for a processor, for memory, for
+    a disk (pressure stall, "some"); -1 where the kernel does not tell.
+    """
+    memory_stall_s: _builtins.float
+    io_stall_s: _builtins.float
     def __init__(
         self,
         *,
@@ -228,10 +316,13 @@ class ExecResponse(_message.Message):
         output_bytes_total: _builtins.int = ...,
         box_broken: _builtins.bool = ...,
         repeated: _builtins.bool = ...,
+        cpu_stall_s: _builtins.float = ...,
+        memory_stall_s: _builtins.float = ...,
+        io_stall_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_broken", b"box_broken", "cpu_s", b"cpu_s", "exit_code", b"exit_code", "limit", b"limit", "output_bytes_total", b"output_bytes_total", "output_head", b"output_head", "output_tail", b"output_tail", "repeated", b"repeated", "signal", b"signal", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box_broken", b"box_broken", "cpu_s", b"cpu_s", "cpu_stall_s", b"cpu_stall_s", "exit_code", b"exit_code", "io_stall_s", b"io_stall_s", "limit", b"limit", "memory_stall_s", b"memory_stall_s", "output_bytes_total", b"output_bytes_total", "output_head", b"output_head", "output_tail", b"output_tail", "repeated", b"repeated", "signal", b"signal", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -270,6 +361,8 @@ class VerifyResponse(_message.Message):
     WALL_S_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     OUTPUT_TAIL_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    CPU_STALL_S_FIELD_NUMBER: _builtins.int
     status: Global___VerdictStatus.ValueType
     reward: _builtins.float
     detail: _builtins.str
@@ -277,6 +370,8 @@ class VerifyResponse(_message.Message):
     wall_s: _builtins.float
     exit_code: _builtins.int
     output_tail: _builtins.bytes
+    cpu_s: _builtins.float
+    cpu_stall_s: _builtins.float
     def __init__(
         self,
         *,
@@ -286,10 +381,12 @@ class VerifyResponse(_message.Message):
         wall_s: _builtins.float = ...,
         exit_code: _builtins.int = ...,
         output_tail: _builtins.bytes = ...,
+        cpu_s: _builtins.float = ...,
+        cpu_stall_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "exit_code", b"exit_code", "output_tail", b"output_tail", "reward", b"reward", "status", b"status", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "cpu_stall_s", b"cpu_stall_s", "detail", b"detail", "exit_code", b"exit_code", "output_tail", b"output_tail", "reward", b"reward", "status", b"status", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

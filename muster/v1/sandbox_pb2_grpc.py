@@ -35,6 +35,11 @@ class SandboxServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.ClaimHost = channel.unary_unary(
+                '/muster.v1.SandboxService/ClaimHost',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.ClaimHostRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.ClaimHostResponse.FromString,
+                _registered_method=True)
         self.AcquireBox = channel.unary_unary(
                 '/muster.v1.SandboxService/AcquireBox',
                 request_serializer=muster_dot_v1_dot_sandbox__pb2.AcquireBoxRequest.SerializeToString,
@@ -60,6 +65,14 @@ class SandboxServiceStub:
 class SandboxServiceServicer:
     """Boxes on one host.
     """
+
+    def ClaimHost(self, request, context):
+        """A router took over the run: every older owner epoch is refused from now on. Boxes
+        live on; those that the new owner does not use within a bound are ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def AcquireBox(self, request, context):
         """A box with the task's environment, ready for its first step.
@@ -91,6 +104,11 @@ class SandboxServiceServicer:
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'ClaimHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimHost,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.ClaimHostRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.ClaimHostResponse.SerializeToString,
+            ),
             'AcquireBox': grpc.unary_unary_rpc_method_handler(
                     servicer.AcquireBox,
                     request_deserializer=muster_dot_v1_dot_sandbox__pb2.AcquireBoxRequest.FromString,
@@ -122,6 +140,33 @@ def add_SandboxServiceServicer_to_server(servicer, server):
 class SandboxService:
     """Boxes on one host.
     """
+
+    @staticmethod
+    def ClaimHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/ClaimHost',
+            muster_dot_v1_dot_sandbox__pb2.ClaimHostRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.ClaimHostResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def AcquireBox(request,

@@ -33,6 +33,10 @@ class SandboxServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SandboxServiceAsyncStub: ...
+    ClaimHost: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ClaimHostRequest, _sandbox_pb2.ClaimHostResponse]
+    """A router took over the run: every older owner epoch is refused from now on. Boxes
+    live on; those that the new owner does not use within a bound are ended.
+    """
     AcquireBox: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.AcquireBoxRequest, _sandbox_pb2.AcquireBoxResponse]
     """A box with the task's environment, ready for its first step."""
     Exec: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ExecRequest, _sandbox_pb2.ExecResponse]
@@ -46,6 +50,10 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     """Boxes on one host."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    ClaimHost: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ClaimHostRequest, _sandbox_pb2.ClaimHostResponse]  # type: ignore[assignment]
+    """A router took over the run: every older owner epoch is refused from now on. Boxes
+    live on; those that the new owner does not use within a bound are ended.
+    """
     AcquireBox: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.AcquireBoxRequest, _sandbox_pb2.AcquireBoxResponse]  # type: ignore[assignment]
     """A box with the task's environment, ready for its first step."""
     Exec: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ExecRequest, _sandbox_pb2.ExecResponse]  # type: ignore[assignment]
@@ -56,6 +64,16 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     """Boxes on one host."""
+
+    @_abc_1.abstractmethod
+    def ClaimHost(
+        self,
+        request: _sandbox_pb2.ClaimHostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ClaimHostResponse, _abc.Awaitable[_sandbox_pb2.ClaimHostResponse]]:
+        """A router took over the run: every older owner epoch is refused from now on. Boxes
+        live on; those that the new owner does not use within a bound are ended.
+        """
 
     @_abc_1.abstractmethod
     def AcquireBox(

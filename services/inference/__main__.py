@@ -11,7 +11,8 @@ import asyncio
 import os
 import traceback
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from muster import isolate, lifecycle
 from muster.clock import monotonic
 from muster.config import Config, load_config
-from muster.errors import MusterError, Unavailable
+from muster.errors import ConfigError, MusterError, Unavailable
 from services.inference.config import InferenceConfig
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
                     return
                 await server.set_serving(SERVICE, True)
                 registry = Registry(redis, config.run)
-                async with registry.announce("inference", replica_id, server.address):
+                async with (
+                    _following(redis, config.run, driver, settings),
+                    registry.announce("inference", replica_id, server.address),
+                ):
                     try:
                         await _until_stopped(life, driver, settings.stall_s)
                     finally:
@@ -88,10 +92,11 @@ async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
 def make_engine(settings: InferenceConfig, folder: Path) -> Engine:
     """The engine that the configuration names, for the model in `folder`."""
     if settings.engine == "fake":
-        from services.inference.adapters.fake import FakeEngine
+        from services.inference.adapters.fake import FakeEngine, Script
+        from services.inference.adapters.fake_words import words_of
         from services.inference.adapters.receive import receive_and_verify
 
-        return FakeEngine(receive=receive_and_verify)
+        return FakeEngine(Script(chunk=64), receive=receive_and_verify, speak=words_of(folder))
     from services.inference.adapters.vllm import VllmEngine
 
     return VllmEngine(str(folder), settings)
@@ -142,6 +147,39 @@ async def _start(driver: ReplicaDriver, version: int, timeout_s: float) -> bool:
             value=timeout_s,
             way_out="see its log, or allow more time",
         ) from None
+
+
+@asynccontextmanager
+async def _following(
+    redis: Redis, run: str, driver: ReplicaDriver, settings: InferenceConfig
+) -> AsyncIterator[None]:
+    """A fake engine serves the versions that are recorded, where that is asked for."""
+    from services.inference.adapters.fake import FakeEngine
+    from services.inference.adapters.follow import catch_up, follow
+
+    engine = driver.engine
+    if not settings.follow_versions:
+        yield
+        return
+    if not isinstance(engine, FakeEngine):
+        raise ConfigError(
+            "a real engine takes versions from the trainer alone",
+            field="inference.follow_versions",
+            value=True,
+            way_out='take it out, or set inference.engine = "fake"',
+        )
+
+    def serve(version: int) -> None:
+        engine.follow(version)
+        driver.replica.followed(version)
+
+    seen = await catch_up(redis, run, serve)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow(redis, run, seen, serve), name="follow-versions")
+        try:
+            yield
+        finally:
+            following.cancel()
 
 
 async def _until_stopped(life: lifecycle.Lifecycle, driver: ReplicaDriver, stall_s: float) -> None:

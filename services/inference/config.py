@@ -15,7 +15,11 @@ class InferenceConfig(Section):
     listen: str = "127.0.0.1:0"
     """Address to serve gRPC on; port 0 lets the system choose."""
     engine: Literal["vllm", "fake"] = "vllm"
-    """vllm, or fake: a scripted engine without a model, for tests of the other services."""
+    """vllm, or fake: replies made up from prompt and seed, without a model or torch, in the words
+    of the model folder's tokenizer; for tests of the other services."""
+    follow_versions: bool = False
+    """For tests, with the fake engine: serve the versions that the run records as published, where
+    the trainer sends none (trainer.transport = "none")."""
     max_model_len: int = Field(2048, ge=64)
     """Longest context, prompt and sampled tokens together."""
     kv_cache_gib: float = Field(1.0, gt=0)

@@ -1,8 +1,8 @@
 """One replica at work: the pure state of replica.py around an engine.
 
 Owns: the order of I/O of each verb. Promises: a call is admitted before the engine hears of it and
-released however it ends; prepare answers at once; an apply that fails fences the replica; fencing
-ends what runs.
+released however it ends; what a former owner left running is ended when a newer one speaks;
+prepare answers at once; an apply that fails fences the replica; fencing ends what runs.
 Does not cover: protobuf (server.py), weights (adapters/).
 """
 
@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from enum import Enum
 from typing import Any, Self
 
-from muster import telemetry
+from msgspec.structs import replace
+
+from muster import failpoints, telemetry
 from muster.errors import InvalidInput, MusterError, Unavailable
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest, check_complete
@@ -28,10 +32,18 @@ from services.inference.engine import (
     UpdatePhase,
     UpdateStatus,
 )
-from services.inference.replica import Replica, State
+from services.inference.replica import Replica, State, engine_name
 from services.inference.sampling import check_sampling
 
 _log = telemetry.logger("muster.inference")
+
+
+class _Arrival(Enum):
+    """How much of the update in hand the publisher has heard of."""
+
+    BEGUN = "begun"
+    WATCHED = "watched"
+    TOLD = "told"  # that it is staged; or there is none
 
 
 class ReplicaDriver:
@@ -49,6 +61,7 @@ class ReplicaDriver:
         self.replica, self.engine = replica, engine
         self._expected = expected
         self._receive_timeout_s = receive_timeout_s
+        self._arrival = _Arrival.TOLD
         self._updating = asyncio.Lock()
         self._tasks = asyncio.TaskGroup()
 
@@ -75,21 +88,37 @@ class ReplicaDriver:
     ) -> AsyncGenerator[Chunk | Finish, None]:
         """Chunks, then one Finish."""
         check_sampling(request.params)
-        self.replica.admit_request(
+        name = self.replica.admit_request(
             key, request.request_id, prompt=len(request.prompt), max_tokens=request.max_tokens
         )
-        stream = self.engine.sample(request)
         try:
-            async for item in stream:
-                yield item
+            await self._end_orphans()
+            await failpoints.at("inference.generate.before")
+            async with aclosing(self.engine.sample(replace(request, request_id=name))) as stream:
+                self.replica.check_still_owner(name)
+                async for item in stream:
+                    if isinstance(item, Finish):
+                        await failpoints.at("inference.generate.after")
+                    self.replica.check_still_owner(name)
+                    yield item
         finally:
-            await stream.aclose()
-            self.replica.release_request(request.request_id)
+            self.replica.release_request(name)
 
     async def abort(self, key: EpisodeKey, request_id: str) -> bool:
         """End a request of an owner that is still the owner."""
         self.replica.check_owner(key)
-        return await self.engine.abort(request_id)
+        return await self.engine.abort(engine_name(key, request_id))
+
+    async def claim(self, run: str, owner_epoch: int) -> int:
+        """Refuse older owners from now on, end their requests; how many were running."""
+        self.replica.claim(run, owner_epoch)
+        return await self._end_orphans()
+
+    async def _end_orphans(self) -> int:
+        orphans = self.replica.orphans
+        for name in orphans:
+            await self.engine.abort(name)
+        return len(orphans)
 
     async def score(self, token_ids: tuple[int, ...], temperature: float) -> Scored:
         """Log-probabilities of the tokens after the first."""
@@ -112,18 +141,23 @@ class ReplicaDriver:
                 value=group.timeout_s,
                 way_out=f"at most inference.receive_timeout_s = {self._receive_timeout_s}",
             )
+        await failpoints.at("inference.prepare.before")
         async with self._updating:
             await self.engine.abort_update()
             await self.engine.prepare_update(manifest, group)
+        self._arrival = _Arrival.BEGUN
+        await failpoints.at("inference.prepare.after")
         return self.replica.version
 
     async def commit(self, run: str, epoch: int, version: int) -> CommitFigures:
         """Apply what is staged. A caller that goes away does not cut the apply in half."""
         self.replica.check_trainer(run, epoch)
+        await failpoints.at("inference.commit.before")
         work = self._tasks.create_task(self._commit(version), name=f"commit-{version}")
         outcome = await asyncio.shield(work)
         if isinstance(outcome, MusterError):
             raise outcome
+        await failpoints.at("inference.commit.after")
         return outcome
 
     async def _commit(self, version: int) -> CommitFigures | MusterError:
@@ -180,7 +214,13 @@ class ReplicaDriver:
         """IDLE until the engine runs, and while it applies (its verbs wait for it then)."""
         if self.replica.state is State.STARTING or self.replica.committing:
             return UpdateStatus()
+        if self._arrival is _Arrival.BEGUN:
+            self._arrival = _Arrival.WATCHED
+            await failpoints.at("inference.stage.before")
         status = await self.engine.update_status()
+        if status.phase is UpdatePhase.STAGED and self._arrival is _Arrival.WATCHED:
+            self._arrival = _Arrival.TOLD
+            await failpoints.at("inference.stage.after")
         if status.phase is UpdatePhase.FAILED:
             _log.warning("update failed", extra={"version": status.version, "why": status.error})
         return status

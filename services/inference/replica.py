@@ -1,10 +1,11 @@
 """What one replica may do now: its state, its fences, its admission.
 
 Owns: STARTING → SERVING ⇄ FENCED → DRAINING, the newest owner epoch and trainer epoch seen for each
-run, and the counts of calls admitted. Promise: pure and synchronous; every refusal says why. A
-replica that may hold mixed weights, or missed a version that others serve, serves nothing until a
-full update succeeded. Which version may follow which is the trainer's affair: the newest trainer
-epoch may send any, also an older one, for an update always carries every tensor.
+run, and the counts of calls admitted and refused as a former owner's. Promise: pure and
+synchronous; every refusal says why; from the first word of a newer owner on, no older one gets a
+token. A replica that may hold mixed weights, or missed a version that others serve, serves nothing
+until a full update succeeded. Which version may follow which is the trainer's affair: the newest
+trainer epoch may send any, also an older one, for an update always carries every tensor.
 Does not cover: the engine itself (adapters/), the order of the verbs' I/O (driver.py).
 """
 
@@ -41,23 +42,29 @@ class Replica:
         self.version = 0
         self.why_fenced = ""
         self.committing = False
+        self.fenced_calls = 0  # refused because of their owner or trainer epoch
         self._owner_epoch = 0
         self._trainer_epoch = 0
-        self._requests: set[str] = set()
+        self._requests: dict[str, int] = {}  # name in the engine → owner epoch
         self._scores = 0
 
     # Admission ---------------------------------------------------------------------------
 
     def admit_request(
         self, key: EpisodeKey, request_id: str, *, prompt: int, max_tokens: int
-    ) -> None:
-        """Admit one Generate; `release_request` must follow."""
+    ) -> str:
+        """Admit one Generate: its name in the engine; `release_request` of it must follow.
+
+        Every owner has names of its own: a newer router that asks again for a turn which its
+        predecessor left running is not held up by it.
+        """
         self.check_owner(key)
         self._check_serving()
         if not request_id or len(request_id) > 256:
             way_out = "name it <group>.<sibling>.<attempt>.<turn>"
             raise _bad("request_id", request_id, "empty or longer than 256", way_out)
-        if request_id in self._requests:
+        name = engine_name(key, request_id)
+        if name in self._requests:
             raise Refused(
                 "a request of that name is running",
                 field="request_id",
@@ -72,16 +79,28 @@ class Replica:
                 value=self._bounds.requests_max,
                 way_out="choose another replica, or wait",
             )
-        self._requests.add(request_id)
+        self._requests[name] = key.owner_epoch
+        return name
 
     @property
     def requests(self) -> tuple[str, ...]:
-        """The requests that are running."""
+        """The requests that are running, by their names in the engine."""
         return tuple(self._requests)
 
-    def release_request(self, request_id: str) -> None:
+    @property
+    def orphans(self) -> tuple[str, ...]:
+        """Those of them that an older owner epoch began: nobody may have their tokens."""
+        newest = self._owner_epoch
+        return tuple(name for name, epoch in self._requests.items() if epoch < newest)
+
+    def check_still_owner(self, name: str) -> None:
+        """Refuse to go on with a request whose owner has been replaced meanwhile."""
+        if self._requests[name] < self._owner_epoch:
+            self._own(self._run, self._requests[name], "episode.")
+
+    def release_request(self, name: str) -> None:
         """A request is over."""
-        self._requests.discard(request_id)
+        self._requests.pop(name, None)
 
     def admit_score(self, tokens: int) -> None:
         """Admit one Score; `release_score` must follow."""
@@ -104,15 +123,23 @@ class Replica:
 
     def check_owner(self, key: EpisodeKey) -> None:
         """Refuse a router that is no longer the owner; remember a newer one."""
-        self._check_run(key.run, "episode.run")
-        if key.owner_epoch < self._owner_epoch:
+        self._own(key.run, key.owner_epoch, "episode.")
+
+    def claim(self, run: str, owner_epoch: int) -> None:
+        """A router says that it owns the run: every older epoch is refused from now on."""
+        self._own(run, owner_epoch, "")
+
+    def _own(self, run: str, epoch: int, prefix: str) -> None:
+        self._check_run(run, f"{prefix}run")
+        if epoch < self._owner_epoch:
+            self.fenced_calls += 1
             raise Fenced(
                 f"owner epoch {self._owner_epoch} has been seen",
-                field="episode.owner_epoch",
-                value=key.owner_epoch,
+                field=f"{prefix}owner_epoch",
+                value=epoch,
                 way_out="a newer router owns this run: stop",
             )
-        self._owner_epoch = key.owner_epoch
+        self._owner_epoch = epoch
 
     # Weight updates ----------------------------------------------------------------------
 
@@ -120,6 +147,7 @@ class Replica:
         """Refuse a trainer that has been replaced; remember a newer one."""
         self._check_run(run, "run")
         if epoch < self._trainer_epoch:
+            self.fenced_calls += 1
             raise Fenced(
                 f"trainer epoch {self._trainer_epoch} has been seen",
                 field="trainer_epoch",
@@ -162,6 +190,10 @@ class Replica:
         self.committing, self.version, self.why_fenced = False, version, ""
         if self.state is State.FENCED:
             self.state = State.SERVING
+
+    def followed(self, version: int) -> None:
+        """The engine serves `version` without an update (fakes)."""
+        self.version = version
 
     def apply_failed(self, why: str) -> None:
         """The weights may be mixed."""
@@ -220,6 +252,11 @@ class Replica:
                 value=self._bounds.tokens_max,
                 way_out="shorten the context, or raise inference.max_model_len",
             )
+
+
+def engine_name(key: EpisodeKey, request_id: str) -> str:
+    """The name of an owner's request in the engine."""
+    return f"{key.owner_epoch}/{request_id}"
 
 
 def _bad(field: str, value: object, problem: str, way_out: str) -> InvalidInput:

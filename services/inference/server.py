@@ -65,6 +65,13 @@ class InferenceServicer(InferenceServiceServicer):
         scored = await self._driver.score(ids, request.temperature)
         return pb.ScoreResponse(logprobs=codec.pack_f32(scored.logprobs), version=scored.version)
 
+    async def ClaimReplica(
+        self, request: pb.ClaimReplicaRequest, context: Any
+    ) -> pb.ClaimReplicaResponse:
+        del context
+        aborted = await self._driver.claim(request.run, request.owner_epoch)
+        return pb.ClaimReplicaResponse(aborted=aborted)
+
     async def GetReplicaStatus(
         self, request: pb.GetReplicaStatusRequest, context: Any
     ) -> pb.GetReplicaStatusResponse:
@@ -85,6 +92,7 @@ class InferenceServicer(InferenceServiceServicer):
             update_error=update.error or replica.why_fenced,
             fingerprint=engine.fingerprint,
             tokens_generated=load.tokens_generated,
+            fenced_calls=replica.fenced_calls,
         )
 
     async def PrepareWeightUpdate(

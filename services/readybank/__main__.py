@@ -1,4 +1,8 @@
-"""`python -m services.readybank --config FILE`: one ready bank, until SIGTERM."""
+"""`python -m services.readybank --config FILE`: one ready bank, until SIGTERM.
+
+A second process of the same run stands by, not listening, until the first is gone or silent
+(muster/leader.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from muster.lifecycle import Lifecycle
+    from muster.registry import Registry
+    from muster.rpc import Listener
 
 
 def main() -> int:
@@ -21,47 +29,78 @@ def main() -> int:
 
 
 async def serve(life: Lifecycle) -> None:
-    """Take the bank over, read what is there, then answer calls."""
-    import asyncio
+    """Stand by until no other bank leads; then lead."""
+    import os
 
     from muster import rpc
-    from muster.journal import Journal
+    from muster.leader import Leadership
     from muster.registry import Registry
-    from muster.streams import RunStreams, connect, next_epoch
+    from muster.streams import connect
+    from services.readybank.config import ReadyBankConfig
+
+    run = life.config.run
+    config = life.config.section("readybank", ReadyBankConfig)
+    async with connect(life.config.redis) as redis:
+        registry = Registry(redis, run)
+        leadership = Leadership(redis, run, "readybank")
+        async with registry.announce("standby", f"readybank-{os.getpid()}", ""):
+            if not await leadership.stand_by(life.stopping):
+                return
+        # Bound before the former owner is fenced: a wrong address must not end a run that works.
+        listener = rpc.listener(
+            config.listen, field="readybank.listen", fallback=leadership.stood_by
+        )
+        async with leadership.lead() as epoch:
+            await _lead(life, redis, registry, listener, epoch)
+
+
+async def _lead(
+    life: Lifecycle, redis: Redis, registry: Registry, listener: Listener, epoch: int
+) -> None:
+    """Read what is there, then answer calls, until asked to stop or fenced."""
+    import asyncio
+
+    from muster.history import History
+    from muster.journal import Journal
+    from muster.streams import RunStreams
     from muster.tasks import end
     from muster.v1.readybank_pb2_grpc import add_ReadyBankServiceServicer_to_server
+    from services.readybank.adapters.clearing import Clearing
     from services.readybank.config import ReadyBankConfig, rules
     from services.readybank.driver import BankDriver
     from services.readybank.machine import BankMachine
     from services.readybank.server import NAME, ReadyBankServer
 
     config = life.config.section("readybank", ReadyBankConfig)
-    async with connect(life.config.redis) as redis:
-        epoch = await next_epoch(redis, life.config.run, "readybank")
-        streams = RunStreams(redis, life.config.run, role="readybank", epoch=epoch)
-        path = life.config.state_dir / "journal" / f"readybank-{epoch:04d}.jsonl"
-        machine = BankMachine(rules(life.config, config))
-        journal = Journal(path, "readybank", machine.rules)
-        driver = BankDriver(streams, config, machine, journal)
-        servicer = (add_ReadyBankServiceServicer_to_server, ReadyBankServer(driver))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(driver.run(life.stopping), name="machine")
-                trainer = await redis.get(streams.key("epoch", "trainer"))
-                await driver.recover(int(trainer or 0))
-                reading = tasks.create_task(driver.tail(), name="tail")
-                ticking = tasks.create_task(driver.ticks(), name="ticks")
-                registry = Registry(redis, life.config.run)
-                async with (
-                    rpc.serve(
-                        config.listen, [servicer], names=[NAME], field="readybank.listen"
-                    ) as server,
-                    registry.announce("readybank", f"bank-{epoch}", server.address),
-                ):
-                    await life.stopping.wait()
-                    await end(reading, ticking)
-        finally:
-            journal.close()
+    streams = RunStreams(redis, life.config.run, role="readybank", epoch=epoch)
+    machine = BankMachine(rules(life.config, config))
+    clearing = Clearing(
+        redis,
+        streams,
+        History(life.config.state_dir / "history" / life.config.run),
+        machine.retiring.gone,
+        epoch=epoch,
+        groups_per_batch=life.config.groups_per_batch,
+    )
+    path = life.config.state_dir / "journal" / f"readybank-{epoch:04d}.jsonl"
+    journal = Journal(path, "readybank", machine.rules)
+    driver = BankDriver(streams, config, machine, journal, clearing)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driver.run(life.stopping), name="machine")
+            trainer = await redis.get(streams.key("epoch", "trainer"))
+            await driver.recover(int(trainer or 0))
+            servicer = (add_ReadyBankServiceServicer_to_server, ReadyBankServer(driver, tasks))
+            reading = tasks.create_task(driver.tail(), name="tail")
+            ticking = tasks.create_task(driver.ticks(), name="ticks")
+            async with (
+                listener.serving([servicer], names=[NAME]) as server,
+                registry.announce("readybank", f"bank-{epoch}", server.address),
+            ):
+                await life.stopping.wait()
+                await end(reading, ticking)
+    finally:
+        journal.close()
 
 
 if __name__ == "__main__":

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from muster.types import EpisodeKey, OutcomeLabel
 from services.readybank.events import (
+    BankRules,
     EpisodeRecorded,
     GroupOpened,
     LabelRecorded,
     LeasedGroup,
     LeasedSibling,
+    TurnIntended,
     TurnRecorded,
 )
 
 OLDER, DUPLICATE, CLOSED, NO_SIBLING = "older_attempt", "duplicate", "closed", "no_such_sibling"
 
-EpisodeEvent = TurnRecorded | EpisodeRecorded | LabelRecorded
+EpisodeEvent = TurnIntended | TurnRecorded | EpisodeRecorded | LabelRecorded
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Attempt:
     turns: dict[int, TurnRecorded] = field(default_factory=dict)
     turns_total: int | None = None  # known with its end
     label: OutcomeLabel | None = None
+    intended: int = -1  # newest turn whose command was about to run
     at_unix_s: float = 0.0  # of the last event that counted
 
     def missing(self, repairs_max: int) -> str:
@@ -49,7 +54,10 @@ class Attempt:
 
 
 class GroupAssembly:
-    """One group. `closed` groups have a fate and hold no data; `filtered` tells that fate."""
+    """One group. `closed` groups have a fate and hold no data; `filtered` tells that fate.
+
+    A closed group still takes its opening, so that it is known of which job it was.
+    """
 
     def __init__(self, group: str):
         self.group = group
@@ -58,15 +66,28 @@ class GroupAssembly:
         self.pinned: tuple[int, ...] | None = None
         self.closed = False
         self.filtered = False
+        self.told = False  # its fate is durable
+        self.reason = ""  # why it was filtered, while this bank knows
+
+    def rules(self, rules: BankRules) -> BankRules:
+        """The bank's, with what the group's job wants instead."""
+        policy = self.opened.policy if self.opened else None
+        if policy is None:
+            return rules
+        pick = (
+            ("repairs_max", policy.repairs_max),
+            ("valid_min", policy.valid_min),
+            ("zero_variance", policy.zero_variance),
+        )
+        wanted = {name: value for name, value in pick if value is not None}
+        return replace(rules, **wanted) if wanted else rules
 
     def open(self, event: GroupOpened) -> str:
         """Empty, or why the event was refused."""
-        if self.closed:
-            return CLOSED
         if self.opened is not None:
-            return DUPLICATE
+            return CLOSED if self.closed else DUPLICATE
         self.opened = event
-        return ""
+        return CLOSED if self.closed else ""
 
     def take(self, event: EpisodeEvent) -> str:
         """Keep what the event says of its attempt; empty, or why it was refused."""
@@ -132,6 +153,16 @@ class GroupAssembly:
         assert self.opened is not None
         return max(self.opened.at_unix_s, *(m.at_unix_s for m in self.members()))
 
+    @property
+    def dropped(self) -> bool:
+        """Filtered for good: its fate is durable, and no batch has it all the same."""
+        return self.closed and self.told and self.pinned is None
+
+    @property
+    def opened_unix_s(self) -> float:
+        """When its opening became durable, 0 while that is not known."""
+        return self.opened.at_unix_s if self.opened else 0.0
+
     def leased(self) -> LeasedGroup:
         """The group as a trainer gets it; only for a complete group."""
         assert self.opened is not None
@@ -142,6 +173,10 @@ class GroupAssembly:
 
 def _keep(attempt: Attempt, event: EpisodeEvent) -> bool:
     """False when it was known already; the first record of a thing stands."""
+    if isinstance(event, TurnIntended):
+        fresh = event.turn > attempt.intended
+        attempt.intended = max(attempt.intended, event.turn)
+        return fresh
     if isinstance(event, TurnRecorded):
         return attempt.turns.setdefault(event.turn, event) is event
     if isinstance(event, EpisodeRecorded):

@@ -21,8 +21,12 @@ class ReadyBankConfig(Section):
     """What becomes of groups whose valid rewards are all equal: train or filter."""
     version_wait_s: float = Field(30.0, gt=0)
     """Seconds that a group is held for a policy version not yet announced; then it is filtered."""
-    unacknowledged_max: int = Field(4, ge=1)
-    """Batches that a trainer may hold without acknowledging one."""
+    unacknowledged_max: int = Field(64, ge=1)
+    """Batches that a trainer may hold without acknowledging one; it acknowledges at a checkpoint,
+    so this is more than trainer.checkpoint_every."""
+    fairness_batches: int = Field(2, ge=0, le=64)
+    """A complete group that was opened before all groups of so many newest batches goes first;
+    0: always the oldest complete one."""
     stall_s: float = Field(60.0, gt=0)
     """Seconds without progress after which a waiting lease is told of in the log."""
     tick_s: float = Field(1.0, gt=0)
@@ -43,4 +47,5 @@ def rules(config: Config, section: ReadyBankConfig) -> BankRules:
         version_wait_s=section.version_wait_s,
         unacknowledged_max=section.unacknowledged_max,
         stall_s=section.stall_s,
+        fairness_batches=section.fairness_batches,
     )

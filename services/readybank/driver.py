@@ -1,25 +1,27 @@
 """The bank's machine on real streams.
 
-Owns: reading the streams (from the start, then their tail), writing batches and fates, handing
-answers to the calls that wait. Promise: the epoch is taken before anything is read, so no former
-bank can write behind this one's back; a write that keeps failing ends the service, and the next
-incarnation finds all it needs in the streams. Does not cover: decisions (machine.py), gRPC
-(server.py).
+Owns: reading the streams (from the start, then their tail), writing batches and fates, having done
+what is over with, dead letters, handing answers to the calls that wait. Promise: the epoch is taken
+before anything is read, so no former bank can write behind this one's back; a write that keeps
+failing ends the service, and the next incarnation finds all it needs in the streams. Does not
+cover: decisions (machine.py), gRPC (server.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
-from muster import telemetry
+from muster import failpoints, telemetry
 from muster.driver import MachineDriver
 from muster.errors import InvalidInput, Unavailable
 from muster.journal import Journal
-from muster.streams import Received, RunStreams
+from muster.streams import Received, RunStreams, StreamEntry
 from services.readybank import events as e
 from services.readybank.adapters import feed
+from services.readybank.adapters.clearing import Clearing
 from services.readybank.config import ReadyBankConfig
 from services.readybank.machine import BankMachine
 
@@ -65,9 +67,10 @@ class BankDriver:
         config: ReadyBankConfig,
         machine: BankMachine,
         journal: Journal,
+        clearing: Clearing,
     ):
         self.streams, self._config, self.machine = streams, config, machine
-        self.calls = Calls()
+        self.calls, self._clearing = Calls(), clearing
         self._driver = MachineDriver[e.BankEvent, e.BankCommand](machine, self._execute, journal)
         self._read: dict[str, str] = {}
         self._traces: dict[str, str] = {}
@@ -85,15 +88,26 @@ class BankDriver:
     async def recover(self, trainer_epoch: int) -> None:
         """Feed all that is durable; `run` must be under way."""
         await self.feed(e.TrainerEpochRestored(trainer_epoch))
-        for batch in feed.restored_batches(await self._all("batches")):
-            await self.feed(batch)
-        for message in await self._all("fates"):
-            await self.feed(feed.restored_fate(message))
         # Read in the other order than fed: a label read has its events and versions read after it.
         found = {stream: await self._all(stream) for stream in (*_THEN, *_FIRST)}
+        jobs = {feed.job_of(m) for stream in ("jobs", "events") for m in found[stream]} - {""}
+        for event in await self._retried(lambda: self._clearing.restored(sorted(jobs))):
+            await self.feed(event)
+        for batch in feed.restored_batches(await self._read_all("batches", feed.batch_record)):
+            await self.feed(batch)
+        for fate in await self._read_all("fates", feed.restored_fate):
+            await self.feed(fate)
         for stream in (*_FIRST, *_THEN):
             await self._feed_all(found[stream])
             self._read[stream] = found[stream][-1].id if found[stream] else "0"
+        await self.feed(e.RecoveryEnded())
+
+    async def in_charge(self) -> None:
+        """Raises Unavailable when a newer bank is: it is found in the registry."""
+        if not await self._retried(self._clearing.in_charge):
+            raise Unavailable(
+                "another ready bank has taken over", way_out="ask for the ready bank's address"
+            )
 
     async def tail(self) -> None:
         """Feed what is appended from now on, for ever."""
@@ -108,17 +122,28 @@ class BankDriver:
     async def _all(self, stream: str) -> list[Received]:
         return await self._retried(lambda: self.streams.read_all(stream))
 
+    async def _read_all(self, stream: str, read: Callable[[Received], T]) -> list[T]:
+        found = [await self._readable(m, read) for m in await self._all(stream)]
+        return [record for record in found if record is not None]
+
     async def _feed_all(self, messages: list[Received]) -> None:
         for message in messages:
-            try:
-                event = feed.event_of(message)
-            except InvalidInput as error:
-                _log.error("entry left out: %s", error, extra={"stream": message.stream})
-                event = e.EntryLeftOut(message.stream, message.id)
+            event = await self._readable(message, feed.event_of)
             if isinstance(event, e.GroupOpened):
                 self._remember(event.group, message.traceparent)
             if event is not None:
                 await self.feed(event)
+
+    async def _readable(self, message: Received, read: Callable[[Received], T]) -> T | None:
+        """What the message says; None when it cannot be read: then it is a dead letter."""
+        try:
+            return feed.readable(message, read)
+        except InvalidInput as error:
+            _log.error("entry left out: %s", error, extra={"stream": message.stream})
+            dead = feed.dead_entry(message, str(error))
+            await self._retried(lambda: self.streams.append([dead]))
+            await self.feed(e.EntryLeftOut(message.stream, message.id))
+            return None
 
     def _remember(self, group: str, traceparent: str) -> None:
         """The trace of an open group, to be linked from its batch; bounded."""
@@ -138,26 +163,60 @@ class BankDriver:
         return await call()
 
     async def _execute(self, command: e.BankCommand) -> e.BankEvent | None:
+        if isinstance(command, e.WriteFrozen | e.WriteTrained | e.WriteFate):
+            return await self._write(command)
+        if isinstance(command, e.WriteMark | e.RetireGroups | e.TrimStreams):
+            return await self._clear(command)
+        if isinstance(command, e.TellStall):
+            _log.warning("stalled: %s", command.problem, extra={"refused": self.machine.refused})
+            return None
+        self.calls.answer(command)
+        return None
+
+    async def _write(self, command: e.WriteFrozen | e.WriteTrained | e.WriteFate) -> e.BankEvent:
         run = self.streams.run
         if isinstance(command, e.WriteFrozen):
             entry = feed.frozen_entry(run, command.batch)
             # Many traces lead to one batch: links, not parents.
             links = [self._traces.pop(m.group, "") for m in command.batch.members]
             with telemetry.span("FreezeBatch", links=links, step=command.batch.step):
-                await self._retried(lambda: self.streams.append([entry]))
+                await self._retried(lambda: self._freeze(entry))
             _log.info("frozen", extra={"step": command.batch.step, "entry": entry.dedupe})
             return e.BatchFrozen(command.batch.step)
         if isinstance(command, e.WriteTrained):
             entries = feed.trained_entries(run, command.batch, command.fates)
-            await self._retried(lambda: self.streams.append(entries))
+            await self._retried(lambda: self._train(entries))
             _log.info("trained", extra={"step": command.batch.step})
             return e.BatchTrained(command.batch.step)
-        if isinstance(command, e.WriteFate):
-            fate = command.fate
-            await self._retried(lambda: self.streams.append([feed.fate_entry(run, fate)]))
-            _log.info("filtered", extra={"group": fate.group, "reason": fate.reason})
-        elif isinstance(command, e.TellStall):
-            _log.warning("stalled: %s", command.problem, extra={"refused": self.machine.refused})
-        else:
-            self.calls.answer(command)
-        return None
+        fate = command.fate
+        await self._retried(lambda: self._filter(feed.fate_entry(run, fate)))
+        self._traces.pop(fate.group, None)
+        _log.info("filtered", extra={"group": fate.group, "reason": fate.reason})
+        return e.FateWritten(fate.group)
+
+    async def _freeze(self, entry: StreamEntry) -> None:
+        await failpoints.at("readybank.freeze.before")
+        await self.streams.append([entry])
+        await failpoints.at("readybank.freeze.after")
+
+    async def _train(self, entries: list[StreamEntry]) -> None:
+        await failpoints.at("readybank.train.before")
+        await self.streams.append(entries)
+        await failpoints.at("readybank.train.after")
+
+    async def _filter(self, entry: StreamEntry) -> None:
+        await failpoints.at("readybank.filter.before")
+        await self.streams.append([entry])
+        await failpoints.at("readybank.filter.after")
+
+    async def _clear(self, command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> e.BankEvent:
+        if isinstance(command, e.WriteMark):
+            await self._retried(lambda: self._clearing.mark(command))
+            return e.MarkWritten(command.step)
+        if isinstance(command, e.RetireGroups):
+            for over in command.groups:
+                await self._retried(partial(self._clearing.retire, over))
+                self._traces.pop(over.group, None)
+            return e.GroupsRetired(tuple(over.group for over in command.groups))
+        await self._retried(lambda: self._clearing.trim(command))
+        return e.StreamsTrimmed()

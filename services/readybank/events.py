@@ -9,63 +9,23 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.types import EpisodeKey, Fate, OutcomeLabel, SamplingParams, Value, VersionSpan
+from muster.types import (
+    EpisodeKey,
+    Fate,
+    JobPolicy,
+    OutcomeLabel,
+    SamplingParams,
+    VersionSpan,
+)
+from services.readybank import carriers
 
-
-class BankRules(Value, frozen=True):
-    """The machine's whole configuration."""
-
-    valid_min: int = 2  # valid siblings that make a group worth training on
-    repairs_max: int = 2  # an invalid label of attempt >= this is final, as for the router
-    zero_variance: str = "train"  # or "filter": what becomes of groups without contrast
-    version_wait_s: float = 30.0  # how long a group is held for a version not yet announced
-    unacknowledged_max: int = 4  # batches that one trainer may hold without acknowledging
-    stall_s: float = 60.0  # a lease that saw no progress so long is told of
-
-
-class BatchMember(Value, frozen=True):
-    """A group in a batch, and the attempt that counts for each sibling, in sibling order."""
-
-    group: str
-    attempts: tuple[int, ...]
-
-
-class Batch(Value, frozen=True):
-    """The frozen composition of one step; its id is (run, step)."""
-
-    step: int
-    members: tuple[BatchMember, ...]
-    asked_unix_s: float
-    complete_unix_s: float  # when the last of its groups became complete
-    trainer_epoch: int
-    policy_version: int  # newest published when it was frozen
-
-
-class FateRecord(Value, frozen=True):
-    """The end of a group. `step` is 0 when it was filtered."""
-
-    group: str
-    fate: Fate
-    step: int = 0
-    reason: str = ""
-
-
-class LeasedSibling(Value, frozen=True):
-    """The attempt that counts; no payloads when its label is not valid."""
-
-    sibling: int
-    attempt: int
-    label: OutcomeLabel
-    payload_keys: tuple[str, ...]
-
-
-class LeasedGroup(Value, frozen=True):
-    """All siblings of a group, in order."""
-
-    group: str
-    task: str
-    sampling: SamplingParams
-    siblings: tuple[LeasedSibling, ...]
+BankRules = carriers.BankRules
+Batch = carriers.Batch
+BatchMember = carriers.BatchMember
+FateRecord = carriers.FateRecord
+GroupOver = carriers.GroupOver
+LeasedGroup = carriers.LeasedGroup
+LeasedSibling = carriers.LeasedSibling
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +40,19 @@ class GroupOpened(Event, frozen=True):
     sampling: SamplingParams
     owner_epoch: int
     at_unix_s: float
+    opened_at_version: int = 0
+    policy: JobPolicy = JobPolicy()
+    id: str = ""  # of the entry, here and below; without one nothing is ever retired
+
+
+class TurnIntended(Event, frozen=True):
+    """The tokens of a turn are durable; its step may never have ended."""
+
+    episode: EpisodeKey
+    turn: int
+    payload_key: str
+    at_unix_s: float
+    id: str = ""
 
 
 class TurnRecorded(Event, frozen=True):
@@ -89,18 +62,22 @@ class TurnRecorded(Event, frozen=True):
     sampled_tokens: int
     spans: tuple[VersionSpan, ...]
     at_unix_s: float
+    output_key: str = ""
+    id: str = ""
 
 
 class EpisodeRecorded(Event, frozen=True):
     episode: EpisodeKey
     turns: int
     at_unix_s: float
+    id: str = ""
 
 
 class LabelRecorded(Event, frozen=True):
     episode: EpisodeKey
     label: OutcomeLabel
     at_unix_s: float
+    id: str = ""
 
 
 class VersionSeen(Event, frozen=True):
@@ -116,12 +93,16 @@ class JobCancelled(Event, frozen=True):
 
 
 class TrainerRegistered(Event, frozen=True):
-    """`last_batch`: the batch of `last_durable_step` as the trainer's checkpoint keeps it."""
+    """`last_batch`: the batch of `last_durable_step` as the trainer's checkpoint keeps it.
+
+    `oldest_kept_step`: of the oldest checkpoint; the trainer never goes back further. 0: it may.
+    """
 
     epoch: int
     last_durable_step: int
     call: str
     last_batch: Batch | None = None
+    oldest_kept_step: int = 0
 
 
 class LeaseAsked(Event, frozen=True):
@@ -142,6 +123,7 @@ class AckAsked(Event, frozen=True):
     epoch: int
     step: int
     call: str
+    oldest_kept_step: int = 0
 
 
 class BatchFrozen(Event, frozen=True):
@@ -154,6 +136,47 @@ class BatchTrained(Event, frozen=True):
     """The end of this step and the fates of its groups are durable."""
 
     step: int
+
+
+class FateWritten(Event, frozen=True):
+    """The fate of a filtered group is durable."""
+
+    group: str
+
+
+class MarkWritten(Event, frozen=True):
+    """It is durable that no step up to this one is ever leased again."""
+
+    step: int
+
+
+class GroupsRetired(Event, frozen=True):
+    """Nothing of these groups is left in Redis but stream entries."""
+
+    groups: tuple[str, ...]
+
+
+class StreamsTrimmed(Event, frozen=True):
+    """As `TrimStreams` asked."""
+
+
+class MarkRestored(Event, frozen=True):
+    """At start, before the batches. `opened`: as in WriteMark."""
+
+    step: int
+    opened: tuple[float, ...] = ()
+
+
+class RetiredRestored(Event, frozen=True):
+    """At start, before any event of a group: bit n of `bits` (most significant first) stands for
+    group n of the job."""
+
+    job: str
+    bits: bytes
+
+
+class RecoveryEnded(Event, frozen=True):
+    """All that was durable when the bank started has been fed."""
 
 
 class BatchRestored(Event, frozen=True):
@@ -189,6 +212,7 @@ class Tick(Event, frozen=True):
 
 BankEvent = (
     GroupOpened
+    | TurnIntended
     | TurnRecorded
     | EpisodeRecorded
     | LabelRecorded
@@ -200,6 +224,13 @@ BankEvent = (
     | AckAsked
     | BatchFrozen
     | BatchTrained
+    | FateWritten
+    | MarkWritten
+    | GroupsRetired
+    | StreamsTrimmed
+    | MarkRestored
+    | RetiredRestored
+    | RecoveryEnded
     | BatchRestored
     | FateRestored
     | TrainerEpochRestored
@@ -226,9 +257,34 @@ class WriteTrained(Command, frozen=True):
 
 
 class WriteFate(Command, frozen=True):
-    """A group was filtered; no event."""
+    """A group was filtered. → FateWritten, once durable."""
 
     fate: FateRecord
+
+
+class WriteMark(Command, frozen=True):
+    """No step up to `step` is leased again: the trainer keeps no checkpoint that lacks one.
+    → MarkWritten. `opened`: for the newest of these batches, oldest first, when the first of its
+    groups was opened (for the choice of batches after a restart)."""
+
+    step: int
+    opened: tuple[float, ...]
+
+
+class RetireGroups(Command, frozen=True):
+    """→ GroupsRetired. A group that is named again has had a late entry."""
+
+    groups: tuple[GroupOver, ...]
+
+
+class TrimStreams(Command, frozen=True):
+    """Archive and drop entries below these ids of `events` and `outcomes` ("": none), and what
+    is over of the other streams. → StreamsTrimmed."""
+
+    events: str
+    outcomes: str
+    step: int  # the mark
+    version: int  # no group that is not retired refers to an older one
 
 
 class SendBatch(Command, frozen=True):
@@ -271,6 +327,9 @@ BankCommand = (
     WriteFrozen
     | WriteTrained
     | WriteFate
+    | WriteMark
+    | RetireGroups
+    | TrimStreams
     | SendBatch
     | AnswerRegistered
     | AnswerAcknowledged

@@ -12,6 +12,10 @@ A bank may know less than a checkpoint: a power cut can take the last second of 
 groups of a step that the checkpoint has and the bank has not would be leased a second time. So a
 trainer brings the batch of its last step when it registers; the bank takes it, or, when it lacks a
 step that nobody brings, leases nothing and says what to restore.
+
+The mark is the newest step that is in every checkpoint the trainer keeps. Steps up to it are
+trained for good: they are not leased again, and what is kept of them is deleted (retire.py). It is
+durable before anything goes; a trainer that comes back from before it is refused.
 """
 
 from __future__ import annotations
@@ -62,12 +66,16 @@ class Leases:
     rules: BankRules
     epoch: int = 0
     registered: bool = False  # in this incarnation of the bank
+    heard: bool = False  # the trainer's word agrees with what is recorded here
     last_durable: int = 0
     leased: int = 0  # newest step that the trainer's present incarnation has or has had
     frozen: dict[int, Batch] = field(default_factory=dict)
     freezing: dict[int, Batch] = field(default_factory=dict)  # being written
     trained: set[int] = field(default_factory=set)
     waiting: Waiting | None = None
+    oldest_kept: int = 0  # as the trainer said
+    mark: int = 0  # durable
+    _marking: int = 0  # being written, or the mark
     _training: set[int] = field(default_factory=set)
     _pending: list[_Pending] = field(default_factory=list)
     _first_asked: dict[int, float] = field(default_factory=dict)
@@ -75,7 +83,7 @@ class Leases:
     @property
     def newest(self) -> int:
         """The newest step with a composition."""
-        return max(max(self.frozen, default=0), max(self.freezing, default=0))
+        return max(self.mark, max(self.frozen, default=0), max(self.freezing, default=0))
 
     def batch(self, step: int) -> Batch | None:
         """The composition of `step`, durable or being written."""
@@ -86,6 +94,8 @@ class Leases:
         batch = event.last_batch
         if event.epoch < self.epoch or batch is None or self.batch(batch.step) is not None:
             return None
+        if batch.step <= max(self.mark, self._marking):
+            return None
         return None if self._lost(batch.step - 1) else batch
 
     def register(self, event: TrainerRegistered) -> tuple[list[int], list[Answer | RefuseCall]]:
@@ -93,14 +103,17 @@ class Leases:
 
         A batch that was `brought` is being written by now.
         """
-        refused = self._older(event.call, event.epoch) or self._unlike(event)
+        refused = (
+            self._older(event.call, event.epoch) or self._before_mark(event) or self._unlike(event)
+        )
         if refused:
             return [], [refused]
         gone: list[Answer | RefuseCall] = []
         if event.epoch > self.epoch and self.waiting:
             gone, self.waiting = [self._fenced(self.waiting.call, self.epoch, event.epoch)], None
-        self.epoch, self.registered = event.epoch, True
+        self.epoch, self.registered, self.heard = event.epoch, True, True
         self.last_durable = self.leased = event.last_durable_step
+        self.oldest_kept = max(self.oldest_kept, event.oldest_kept_step)
         known = self.frozen.keys() | self.freezing.keys()
         unseen = tuple(sorted(s for s in known if s > event.last_durable_step))
         answer = AnswerRegistered(event.call, unseen, event.last_durable_step + 1)
@@ -112,6 +125,7 @@ class Leases:
         refused = self._unknown_trainer(event.call, event.epoch) or self._wrong_step(event)
         if refused:
             return [refused]
+        self.heard = True
         asked = self._first_asked.setdefault(event.step, event.at_unix_s)
         old = self.waiting
         self.waiting = Waiting(event.call, event.step, event.groups, asked)
@@ -126,13 +140,38 @@ class Leases:
         if refused:
             return [], [refused]
         batch = self.frozen.get(event.step)
-        if batch is None:
+        if batch is None and event.step > self.mark:
             problem = "no batch of this step was leased"
             return [], [_refuse(event.call, problem, event.step, "acknowledge a leased step")]
         self.last_durable = max(self.last_durable, event.step)
-        answer = AnswerAcknowledged(event.call, len(batch.members))
+        self.oldest_kept = max(self.oldest_kept, event.oldest_kept_step)
+        answer = AnswerAcknowledged(event.call, len(batch.members) if batch else 0)
         steps, answers = self._when_trained(event.step, answer)
         return steps, [*answers]
+
+    def markable(self) -> int:
+        """A step that can become the mark now, to be written; 0 when there is none."""
+        if self._marking > self.mark:
+            return 0
+        step = self.mark
+        while step < min(self.oldest_kept, self.last_durable) and step + 1 in self.trained:
+            step += 1
+        if step == self.mark:
+            return 0
+        self._marking = step
+        return step
+
+    def marked(self, step: int) -> list[Batch]:
+        """The mark is durable: batches whose groups go. The mark's own composition is kept, so
+        that a trainer that stands there can be compared with it."""
+        self.mark = max(self.mark, step)
+        self._marking = max(self._marking, self.mark)
+        self.last_durable = max(self.last_durable, self.mark)
+        batches = [self.frozen[s] for s in sorted(self.frozen) if s <= self.mark]
+        for s in [s for s in self.frozen if s < self.mark]:
+            del self.frozen[s]
+        self.trained = {s for s in self.trained if s >= self.mark} | {self.mark} - {0}
+        return batches
 
     def gone(self, call: str) -> None:
         """The caller no longer listens."""
@@ -194,7 +233,7 @@ class Leases:
 
     def _lost(self, step: int) -> int:
         """The first step up to `step` without a composition, 0 when there is none."""
-        return next((s for s in range(1, step + 1) if self.batch(s) is None), 0)
+        return next((s for s in range(self.mark + 1, step + 1) if self.batch(s) is None), 0)
 
     def _unlike(self, event: TrainerRegistered) -> RefuseCall | None:
         """Why the trainer's checkpoint and the records here cannot both be true, if so."""
@@ -216,6 +255,18 @@ class Leases:
             "groups would be trained twice"
         )
         return RefuseCall(event.call, problem, "last_durable_step", str(last), _RESTORE)
+
+    def _before_mark(self, event: TrainerRegistered) -> RefuseCall | None:
+        """Its lineage would need groups that are deleted."""
+        last, mark = event.last_durable_step, max(self.mark, self._marking)
+        if last >= mark:
+            return None
+        problem = (
+            f"the trainer told that each of its checkpoints has step {mark}, so the groups up to "
+            f"there are deleted; this one has only step {last}"
+        )
+        way_out = f"restore a checkpoint of step {mark} or later, or start a new run"
+        return RefuseCall(event.call, problem, "last_durable_step", str(last), way_out)
 
     def _older(self, call: str, epoch: int) -> RefuseCall | None:
         return self._fenced(call, epoch, self.epoch) if epoch < self.epoch else None
@@ -252,7 +303,12 @@ class Leases:
         open_steps = [s for s in self.frozen if s not in self.trained]
         if event.step > self.newest and len(open_steps) >= self.rules.unacknowledged_max:
             problem = f"{len(open_steps)} batches are leased and not acknowledged"
-            return _refuse(event.call, problem, event.step, f"acknowledge step {min(open_steps)}")
+            return _refuse(
+                event.call,
+                problem,
+                event.step,
+                f"acknowledge step {min(open_steps)}, or raise readybank.unacknowledged_max",
+            )
         return None
 
     @staticmethod
@@ -271,6 +327,17 @@ def told(batch: Batch) -> str:
     """Its members for people, cut to a length that fits a message."""
     text = " ".join(f"{m.group}{[*m.attempts]}".replace(" ", "") for m in batch.members)
     return text if len(text) <= _TOLD_MAX else f"{text[:_TOLD_MAX]}…"
+
+
+def in_two_batches(call: str, batch: Batch, group: str) -> RefuseCall:
+    """A checkpoint's batch and the records here exclude each other."""
+    return RefuseCall(
+        call,
+        f"group {group} of the checkpoint's step {batch.step} stands in another batch here",
+        "last_batch",
+        told(batch),
+        "restore checkpoints and Redis data that belong together, or start a new run",
+    )
 
 
 def _refuse(call: str, problem: str, step: int, way_out: str) -> RefuseCall:

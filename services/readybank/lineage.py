@@ -2,8 +2,9 @@
 
 Owns: the line. Promise: a version is `KNOWN` when the newest version descends from it,
 `ABANDONED` when the run made it on a branch that a trainer went back from, `AWAITED` when its
-record may still come, `FOREIGN` otherwise. Numbers are never reused and may have holes, so the line
-follows parents. Does not cover: how stale a version is.
+record may still come, `FOREIGN` otherwise; so are those that were forgotten because nothing refers
+to them any more. Numbers are never reused and may have holes, so the line follows parents. Does not
+cover: how stale a version is.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ class Lineage:
         if version in self._parents:
             return Standing.ABANDONED
         return Standing.AWAITED if version > self._newest else Standing.FOREIGN
+
+    def forget(self, below: int) -> None:
+        """Versions under `below` are not asked for again."""
+        below = min(below, self._newest)
+        self._parents = {v: parent for v, parent in self._parents.items() if v >= below}
+        self._line = {version for version in self._line if version >= below}
 
     def _ancestry(self, version: int) -> set[int]:
         line = {version}

@@ -1,7 +1,7 @@
 """gRPC in front of the bank: decode, feed, wait, encode. No decisions.
 
 Promise: a call's answer is what the machine decided for that very call; a caller that hangs up is
-told to the machine; payloads are read while they are sent, one sibling at a time.
+told to the machine; payloads are read while they are sent, a few siblings at a time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from muster import codec, failpoints
 from muster.clock import wall
-from muster.errors import Fenced, InvalidInput, Refused
+from muster.errors import Fenced, InvalidInput, MusterError, NotFound, Refused
+from muster.tasks import end
 from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as rb
 from muster.v1.readybank_pb2_grpc import ReadyBankServiceServicer
 from services.readybank import events as e
+from services.readybank import explain
 from services.readybank.adapters import feed, payloads
 from services.readybank.driver import Answer, BankDriver
 
@@ -23,10 +26,10 @@ NAME = "muster.v1.ReadyBankService"
 
 
 class ReadyBankServer(ReadyBankServiceServicer):
-    """The bank's three calls."""
+    """The bank's calls."""
 
-    def __init__(self, driver: BankDriver):
-        self._driver = driver
+    def __init__(self, driver: BankDriver, tasks: asyncio.TaskGroup):
+        self._driver, self._tasks = driver, tasks
 
     async def RegisterTrainer(
         self, request: rb.RegisterTrainerRequest, context: Any
@@ -35,9 +38,9 @@ class ReadyBankServer(ReadyBankServiceServicer):
         if request.last_durable_step < 0:
             raise _invalid("last_durable_step", request.last_durable_step, "0 before the first")
         epoch, step = request.trainer_epoch, request.last_durable_step
-        batch = self._last_batch(request)
+        batch, kept = self._last_batch(request), request.oldest_kept_step
         answer = await self._ask(
-            "register", lambda call: e.TrainerRegistered(epoch, step, call, batch)
+            "register", lambda call: e.TrainerRegistered(epoch, step, call, batch, kept)
         )
         assert isinstance(answer, e.AnswerRegistered)
         return rb.RegisterTrainerResponse(
@@ -57,20 +60,50 @@ class ReadyBankServer(ReadyBankServiceServicer):
         assert isinstance(answer, e.SendBatch)
         run = self._driver.streams.run
         header = feed.batch_to_pb(run, answer.batch, ev.BATCH_STAGE_FROZEN)
+        await failpoints.at("readybank.send.before")
         yield rb.LeaseBatchResponse(header=header)
-        for group in answer.groups:
-            for sibling in group.siblings:
-                found = await payloads.trajectory(self._driver.streams, group, sibling)
-                yield rb.LeaseBatchResponse(trajectory=found)
+        parts: asyncio.Queue[payloads.Parts] = asyncio.Queue(1)
+        reading = self._tasks.create_task(
+            payloads.read(self._driver.streams, answer.groups, parts), name="read-batch"
+        )
+        try:
+            while found := await parts.get():
+                for part in found:
+                    if isinstance(part, MusterError):
+                        raise part
+                    yield part
+        finally:
+            await end(reading)
+        await failpoints.at("readybank.send.after")
 
     async def AcknowledgeBatch(
         self, request: rb.AcknowledgeBatchRequest, context: Any
     ) -> rb.AcknowledgeBatchResponse:
         self._check(request.run, request.trainer_epoch)
-        epoch, step = request.trainer_epoch, request.step
-        answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call))
+        epoch, step, kept = request.trainer_epoch, request.step, request.oldest_kept_step
+        answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call, kept))
         assert isinstance(answer, e.AnswerAcknowledged)
         return rb.AcknowledgeBatchResponse(groups_trained=answer.groups_trained)
+
+    async def ExplainBatch(
+        self, request: rb.ExplainBatchRequest, context: Any
+    ) -> rb.ExplainBatchResponse:
+        self._check_run(request.run)
+        await self._driver.in_charge()
+        machine = self._driver.machine
+        if not request.group:
+            lines, groups = explain.batch(machine)
+            told = [codec.waiting_to_pb(line) for line in lines]
+            return rb.ExplainBatchResponse(waiting=told, open_groups=groups)
+        found = explain.group(machine, request.group)
+        if found is None:
+            raise NotFound(
+                "the bank has no entry of this group",
+                field="group",
+                value=request.group,
+                way_out="see the open groups with `muster explain`",
+            )
+        return rb.ExplainBatchResponse(waiting=[codec.waiting_to_pb(line) for line in found])
 
     def _last_batch(self, request: rb.RegisterTrainerRequest) -> e.Batch | None:
         if not request.HasField("last_batch"):
@@ -82,16 +115,20 @@ class ReadyBankServer(ReadyBankServiceServicer):
         return feed.batch_from_pb(record)
 
     def _check(self, run: str, epoch: int) -> None:
-        if run != self._driver.streams.run:
-            raise _invalid("run", run, f"this bank serves run {self._driver.streams.run}")
+        self._check_run(run)
         if epoch < 1:
             raise _invalid("trainer_epoch", epoch, "take the next trainer epoch of the run first")
+
+    def _check_run(self, run: str) -> None:
+        if run != self._driver.streams.run:
+            raise _invalid("run", run, f"this bank serves run {self._driver.streams.run}")
 
     async def _ask(self, kind: str, event: Callable[[str], e.BankEvent]) -> Answer:
         call, answer = self._driver.calls.open(kind)
         try:
             await self._driver.feed(event(call))
             found = await answer
+            await self._driver.in_charge()  # a bank that slept may know less than is true
         except asyncio.CancelledError:
             await self._driver.feed(e.LeaseGone(call))
             raise

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from muster.types import FinishReason, Value
-from services.router.events import Message
+from services.router.carriers import Message, TurnSeen
 
 SYSTEM = (
     "You are a terminal agent. Each reply is one bash command in a ```bash block. "
@@ -75,3 +75,10 @@ def observation(exit_code: int, wall_s: float, output: str, limit: str) -> str:
     """The user message after a step."""
     ended = f" ended by the {limit} limit" if limit != "none" else ""
     return f"exit={exit_code} time={wall_s:.1f}s{ended}\n{output.rstrip()}"
+
+
+def answer(turn: TurnSeen) -> Message:
+    """What the model is told after a turn."""
+    if not turn.command:
+        return Message("user", FORMAT_ERROR)
+    return Message("user", observation(turn.exit_code, turn.wall_s, turn.output, turn.limit))

@@ -47,6 +47,13 @@ class RouterConfig(Section):
     """Longest wait of an episode for a replica."""
     box_start_timeout_s: float = Field(60.0, gt=0)
     """Deadline of one request for a box."""
+    infra_ceiling: float = Field(0.5, gt=0, le=1)
+    """Share of infrastructure failures among a batch's worth of attempts above which a job is
+    paused; a job may ask for its own."""
+    infra_pause_s: float = Field(60.0, gt=0)
+    """How long such a job launches nothing."""
+    stall_s: float = Field(60.0, gt=0)
+    """Nothing has moved for so long: the router says what it waits for."""
     redis_patience_s: float = Field(60.0, gt=0)
     """How long an append is repeated while Redis is away; then the router stops."""
     box_memory_bytes: int = Field(0, ge=0)
@@ -87,6 +94,9 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
         generate_retries_max=section.generate_retries_max,
         box_retries_max=section.box_retries_max,
         hold_max_s=section.hold_max_s,
+        infra_ceiling=section.infra_ceiling,
+        infra_pause_s=section.infra_pause_s,
+        stall_s=section.stall_s,
         limits=Limits(
             memory_bytes=section.box_memory_bytes,
             pids=section.box_pids,

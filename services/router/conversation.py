@@ -10,10 +10,11 @@ Does not cover: who samples (driver.py), the words (chat.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from muster.types import Segment, SegmentKind, VersionSpan
-from services.router.events import Message
+from services.router.carriers import Message
 
 # Stands for the observation while the template is rendered; private-use, so no text has it.
 _SENTINEL = "\ue000muster\ue001"
@@ -85,6 +86,26 @@ class Conversation:
         if ids:
             self._append(Segment(SegmentKind.MODEL, ids, logprobs, spans))
         return text
+
+    def restore(
+        self,
+        opening: tuple[Message, ...],
+        turns: Sequence[Sequence[Segment]],
+        answers: Sequence[Message],
+    ) -> None:
+        """Be as after these recorded turns; `answers`: what followed each of them but the last."""
+        if self._context:
+            raise ValueError("the conversation is already open")
+        self._messages = opening
+        for number, segments in enumerate(turns):
+            for segment in segments:
+                if segment.kind is SegmentKind.PROMPT:
+                    self._context = []
+                self._append(segment)
+            sampled = [i for s in segments if s.kind is SegmentKind.MODEL for i in s.token_ids]
+            said = Message("assistant", self._codec.decode(tuple(sampled)))
+            self._messages = (*self._messages, said, *answers[number : number + 1])
+        self._pending = []
 
     def take_segments(self) -> tuple[Segment, ...]:
         """Segments since the last call: those of the turn being recorded."""

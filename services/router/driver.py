@@ -19,13 +19,14 @@ from muster.clock import monotonic, wall
 from muster.driver import MachineDriver
 from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
 from muster.journal import Journal
-from muster.registry import Registry
+from muster.registry import Entry, Registry
 from muster.tasks import end
 from muster.taskset import Task
-from muster.types import EpisodeKey, SamplingParams
+from muster.types import EpisodeKey, JobPolicy, SamplingParams, Waiting
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.durable import Durable, task_info
+from services.router.adapters.restore import TurnUsage
 from services.router.config import RouterConfig
 from services.router.jobs import JobProgress, JobState
 from services.router.machine import RouterMachine
@@ -33,6 +34,7 @@ from services.router.machine import RouterMachine
 R = TypeVar("R")
 _log = telemetry.logger("router")
 _POLL_S = 0.5
+_MEMORY_S = 2.0
 _TRACES_MAX = 10_000
 
 
@@ -47,10 +49,16 @@ class RouterDriver:
         registry: Registry,
         journal: Journal,
         section: RouterConfig,
+        *,
+        memory: Callable[[], Awaitable[str]] | None = None,
+        logs: str = "logs",
     ):
+        """`memory` answers why Redis has no room for more, "" when it has; `logs`: a folder."""
+        self._memory, self._logs = memory, logs
         self._machine, self._calls, self._durable = machine, calls, durable
         self._registry, self._section = registry, section
         self._watchers: set[asyncio.Event] = set()
+        self._claimed: set[str] = set()  # replicas and hosts that know this owner's epoch
         self._traces: dict[str, str] = {}  # job or group id → traceparent of what began it
         self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
             machine, self._execute, journal, after=self._wake
@@ -61,9 +69,10 @@ class RouterDriver:
     async def recover(self) -> None:
         """Tell the machine everything durable, while run() runs and before clients are served."""
         count = 0
-        async for event in self._durable.recover(self._machine.rules.repairs_max):
+        async for event in self._durable.recover(self._machine.rules.repairs_max, self._calls):
             await self._driver.apply(event)
             count += 1
+        self._traces |= dict(list(self._durable.traces.items())[-_TRACES_MAX:])
         _log.info("recovered from %d records", count, extra={"run": self._machine.rules.run})
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -72,10 +81,13 @@ class RouterDriver:
                 tasks.create_task(self._poll(), name="poll-registry"),
                 tasks.create_task(self._follow(), name="follow-streams"),
                 tasks.create_task(self._driver.ticks(e.Tick, 0.25), name="ticks"),
+                tasks.create_task(self._watch_memory(), name="watch-memory"),
             ]
-            await self._driver.run(stopping)
-            self._wake()
-            await end(*background)
+            try:
+                await self._driver.run(stopping)
+            finally:
+                self._wake()
+                await end(*background)
 
     async def _poll(self) -> None:
         replicas: tuple[e.Replica, ...] = ()
@@ -91,6 +103,7 @@ class RouterDriver:
             addresses = {entry.id: entry.address for entry in [*found, *boxes]}
             for channel in self._calls.addresses_are(addresses, monotonic()):
                 await channel.close()
+            await self._claim(found, boxes)
             now_replicas = tuple(e.Replica(r.id, r.address) for r in found)
             now_hosts = tuple(e.Host(h.id, h.address) for h in boxes)
             if now_replicas != replicas:
@@ -101,13 +114,50 @@ class RouterDriver:
                 await self._driver.feed(e.HostsListed(hosts))
             await asyncio.sleep(_POLL_S)
 
+    async def _claim(self, replicas: list[Entry], hosts: list[Entry]) -> None:
+        """Make newly listed services know this owner's epoch, so that former ones are refused."""
+        present = {entry.id for entry in (*replicas, *hosts)}
+        run, epoch = self._machine.rules.run, self._machine.rules.owner_epoch
+        for entry in replicas:
+            if entry.id not in self._claimed:
+                if await self._calls.claim_replica(run, entry.id, epoch):
+                    self._claimed.add(entry.id)
+        for entry in hosts:
+            if entry.id not in self._claimed:
+                if await self._calls.claim_host(run, entry.id, epoch):
+                    self._claimed.add(entry.id)
+        self._claimed &= present
+
+    async def _watch_memory(self) -> None:
+        """Tell the machine when Redis is nearly full, and when it no longer is."""
+        told = ""
+        while self._memory is not None:
+            try:
+                problem = await self._memory()
+            except Unavailable as error:
+                _log.warning("Redis cannot be asked for its memory: %s", error)
+                problem = told
+            if bool(problem) != bool(told):
+                _log.warning("launches: %s", problem or "there is room again")
+                await self._driver.feed(e.MemoryTold(problem))
+                told = problem
+            await asyncio.sleep(_MEMORY_S)
+
     async def _follow(self) -> None:
+        marked: dict[str, str] = {}
         while True:
             for event in await self._patiently(self._durable.follow):
                 await self._driver.feed(event)
+            if marked != self._durable.positions:
+                await self._patiently(self._durable.mark_read)
+                marked = dict(self._durable.positions)
 
     async def _execute(self, command: e.RouterCommand) -> e.RouterEvent | None:
         """One command, in the trace of its group, which is in the trace of its submission."""
+        if isinstance(command, e.TellStall):
+            waits = (f"{w.subject}: {w.state}, waits for {w.waits_for}" for w in command.lines)
+            _log.warning("nothing moves: %s", "; ".join(waits))
+            return None
         parent = self._traces.get(_begun_by(command), "")
         with telemetry.span(type(command).__name__, parent=parent, **_attributes(command)):
             if isinstance(command, e.OpenGroup):
@@ -121,8 +171,10 @@ class RouterDriver:
                     return await self._calls.acquire(command)
                 case e.Verify():
                     return await self._calls.verify(command)
-                case e.OpenGroup() | e.RecordTurn() | e.RecordEpisode():
+                case e.OpenGroup() | e.RecordEpisode():
                     return await self._record(command)
+                case e.RecordIntent() | e.RecordTurn() | e.RecordRestored():
+                    return await self._record_turn(command)
                 case _:
                     await self._clean_up(command)
                     return None
@@ -133,21 +185,34 @@ class RouterDriver:
             self._traces.pop(next(iter(self._traces)))
         self._traces[begun] = telemetry.traceparent()
 
-    async def _record(self, command: e.OpenGroup | e.RecordTurn | e.RecordEpisode) -> e.RouterEvent:
+    async def _record(self, command: e.OpenGroup | e.RecordEpisode) -> e.RouterEvent:
         match command:
             case e.OpenGroup():
                 rules = self._machine.rules
                 key = EpisodeKey(rules.run, command.group, 0, 0, rules.owner_epoch)
                 await self._patiently(lambda: self._durable.open_group(command, key))
                 return e.GroupRecorded(command.group)
-            case e.RecordTurn():
-                segments = self._calls.conversation(command.episode).take_segments()
-                usage = self._calls.usage.get(command.episode.id, (0, 0))
-                await self._patiently(lambda: self._durable.record_turn(command, segments, usage))
-                return e.TurnRecorded(command.episode, command.turn)
             case e.RecordEpisode():
                 await self._patiently(lambda: self._durable.record_episode(command))
                 return e.EpisodeRecorded(command.episode)
+
+    async def _record_turn(
+        self, command: e.RecordIntent | e.RecordTurn | e.RecordRestored
+    ) -> e.RouterEvent:
+        episode = command.episode
+        if isinstance(command, e.RecordRestored):
+            restored = command
+            await self._patiently(lambda: self._durable.record_restored(restored))
+            return e.RestoredRecorded(episode, command.repair)
+        segments = self._calls.conversation(episode).take_segments()
+        usage = self._calls.usage.get(episode.id, TurnUsage())
+        if isinstance(command, e.RecordIntent):
+            intent = command
+            await self._patiently(lambda: self._durable.record_intent(intent, segments, usage))
+            return e.IntentRecorded(episode, command.turn)
+        turn = command
+        await self._patiently(lambda: self._durable.record_turn(turn, segments, usage))
+        return e.TurnRecorded(episode, command.turn)
 
     async def _clean_up(self, command: e.AbortGenerate | e.ReleaseBox | e.DropConversation) -> None:
         match command:
@@ -175,7 +240,13 @@ class RouterDriver:
     # -- what clients ask --------------------------------------------------------------
 
     async def submit(
-        self, job: str, tasks: list[Task], groups: int, group_size: int, sampling: SamplingParams
+        self,
+        job: str,
+        tasks: list[Task],
+        groups: int,
+        group_size: int,
+        sampling: SamplingParams,
+        policy: JobPolicy | None = None,
     ) -> str:
         """Make a task set durable, then start on it. Equal repeats have no further effect."""
         spec = e.JobSpec(
@@ -185,6 +256,7 @@ class RouterDriver:
             group_size=group_size,
             sampling=sampling,
             submitted_unix_s=wall(),
+            policy=policy or JobPolicy(),
         )
         known = self._machine.job(job)
         if known is not None:
@@ -216,13 +288,25 @@ class RouterDriver:
         return self.progress(job)
 
     def progress(self, job: str) -> JobProgress:
-        found = self._machine.progress(job)
+        found = self._machine.progress(job, monotonic())
         if found is None:
             raise NotFound(
                 "there is no such job",
                 field="job",
                 value=job,
                 way_out="use the id that `muster submit` printed",
+            )
+        return found
+
+    def explain(self, subject: str) -> list[Waiting]:
+        """What waits, and for what; raises NotFound for what neither runs nor waits."""
+        found = self._machine.explain(subject, monotonic(), wall(), self._logs)
+        if not found:
+            raise NotFound(
+                "nothing of this name runs or waits",
+                field="subject",
+                value=subject,
+                way_out="`muster explain` lists what does; `muster report` tells what has ended",
             )
         return found
 
@@ -268,11 +352,11 @@ def _other_task_set(job: str) -> InvalidInput:
     )
 
 
-def _begun_by(command: e.RouterCommand) -> str:
+def _begun_by(command: e.TracedCommand) -> str:
     return command.job if isinstance(command, e.OpenGroup) else command.episode.group
 
 
-def _attributes(command: e.RouterCommand) -> dict[str, str]:
+def _attributes(command: e.TracedCommand) -> dict[str, str]:
     if isinstance(command, e.OpenGroup):
         return {"muster.group": command.group}
     return {"muster.episode": command.episode.id}

@@ -1,46 +1,29 @@
-"""One attempt as a machine: box → (generate → act → record)* → verify → label.
+"""The turns of an attempt: (generate → intend → act → record)*, and the replay of a lost box.
 
-Owns: the phases of an episode, its budgets, its evidence. Promise: pure; each turn is recorded
-before the next begins; a result that cannot be learned ends the attempt as infrastructure
-failure instead of being guessed; time that Muster itself made the model wait is not charged to
-its budget. Does not cover: which sibling runs (machine.py), tokens (conversation.py).
+Owns: the turns, their budgets, going on after a former router. Promise: pure; what is about to run
+is durable before it runs, each turn is recorded before the next begins; a lost box is rebuilt by
+replay, a result that cannot be learned ends the attempt as infrastructure failure instead of being
+guessed; time that Muster itself made the model wait is not charged to its budget. Does not cover:
+box and end (attempt.py), which sibling runs (machine.py), tokens (conversation.py), the counters
+(account.py), the comparison (rebuild.py).
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-from muster.outcome import End, Evidence, Failure, Verdict, judge, needs_rerun, verifiable
-from muster.types import (
-    EpisodeKey,
-    EpisodeState,
-    OutcomeLabel,
-    SamplingParams,
-    StateInterval,
-    StepLimit,
-)
+from muster.outcome import End, Failure, verifiable
+from muster.types import EpisodeKey, EpisodeState, SamplingParams
 from services.router import chat
 from services.router import events as e
+from services.router.attempt import Attempt, Commands
+from services.router.attempt import Phase as Phase
 from services.router.fleet import Fleet
+from services.router.rebuild import Rebuild, recorded
 from services.router.rules import RouterRules
 
 
-class Phase(StrEnum):
-    """What the episode waits for."""
-
-    BOX = "box"
-    HOLD = "hold"  # a replica, or the time of a retry
-    GENERATE = "generate"
-    STEP = "step"
-    RECORD = "record"
-    VERIFY = "verify"
-    FINISH = "finish"
-    OVER = "over"
-
-
-class Episode:
+class Episode(Attempt):
     """State of one attempt. Every `on_*` takes an event of this attempt and answers commands."""
 
     def __init__(
@@ -49,83 +32,113 @@ class Episode:
         task: e.TaskInfo,
         sampling: SamplingParams,
         rules: RouterRules,
+        *,
+        fresh: bool = False,
+        replays_max: int | None = None,
     ):
-        self.key, self.task, self.rules = key, task, rules
+        super().__init__(key, task, rules, fresh=fresh, replays_max=replays_max)
         self.sampling = sampling
-        self.phase = Phase.BOX
         self.turns_max = task.max_turns or rules.turns_max
-        self.turn = 0
-        self.turns_recorded = 0
-        self.host = self.box = self.replica = ""
-        self.label: OutcomeLabel | None = None
-        self.started_unix_s = self._last_unix_s = 0.0
-        self._retry = self._retries = 0
-        self._wake_at: float | None = None
+        self.command, self.step_timeout_s = "", 0.0
         self._held_since = 0.0
-        self._held = False  # the turn had to wait, or was asked for again
-        self._spent_s = 0.0  # time in which the model acted: its tokens and its commands
+        self._held = False  # it had to wait: for a replica, a retry, a router
         self._budget_s = min(
             task.episode_timeout_s or rules.episode_timeout_s, rules.episode_timeout_s
         )
         self._messages = chat.opening(task.instruction)
-        self._intervals: list[StateInterval] = []
-        self._command, self._exit_code = "", 0
-        self._context = self._tokens = self._actions = self._unparseable = 0
-        self._cpu_s = 0.0
-        self._limit = StepLimit.NONE
-        self._verdicts: tuple[Verdict, ...] = ()
-        self._end: End | None = None
-        self._failure, self._detail = Failure.NONE, ""
+        self._turns: list[e.TurnSeen] = []  # finished ones, for a replay
+        self._recording: e.TurnSeen | None = None
+        self._resumed_turn = -1  # its command may have run under a former router
+        self._rebuild: Rebuild | None = None
 
-    @property
-    def id(self) -> str:
-        return self.key.id
+    def on(self, event: e.EpisodeEvent, fleet: Fleet, now: float) -> Commands:
+        """Any event of this attempt."""
+        match event:
+            case e.BoxAcquired():
+                return self.on_box(event, fleet, now)
+            case e.BoxRefused():
+                return self.on_box_refused(event, fleet, now)
+            case e.Generated():
+                return self.on_generated(event, fleet)
+            case e.GenerateFailed():
+                return self.on_generate_failed(event, fleet, now)
+            case e.ContextFull():
+                return self.on_context_full(event, fleet)
+            case _:
+                return self._on_acted(event, fleet, now)
 
-    # -- box ---------------------------------------------------------------------------
+    def _on_acted(self, event: e.ActedEvent, fleet: Fleet, now: float) -> Commands:
+        match event:
+            case e.IntentRecorded():
+                return self.on_intended(event)
+            case e.StepFinished():
+                return self.on_step(event)
+            case e.StepFailed():
+                return self.on_step_failed(event, fleet, now)
+            case e.TurnRecorded():
+                return self.on_recorded(event, fleet, now)
+            case e.RestoredRecorded():
+                return self.on_restored(event)
+            case e.VerdictGiven():
+                return self.on_verdict(event)
+            case e.VerifyFailed():
+                return self.on_verify_failed(event, fleet, now)
 
-    def start(self, fleet: Fleet, now: float) -> list[e.RouterCommand]:
-        """Ask a host for a box; wait when there is none."""
-        self.host = fleet.pick_host(now)
-        if not self.host:
-            self._wake_at = now + self.rules.retry_after_s
-            return []
-        self._wake_at = None
-        return [
-            e.AcquireBox(self.key, self.host, self.task.name, self.task.digest, self.rules.limits)
-        ]
+    def _has_box(self, event: e.BoxAcquired, fleet: Fleet, now: float) -> Commands:
+        if self._rebuild is None:
+            return self._generate(fleet, now)
+        self._rebuild.start_unix_s = event.start_unix_s
+        self._rebuild.end_unix_s = event.end_unix_s
+        return self._replay(self._rebuild)
 
-    def on_box(self, event: e.BoxAcquired, fleet: Fleet, now: float) -> list[e.RouterCommand]:
-        if self.phase is not Phase.BOX:
-            return [e.ReleaseBox(event.episode, event.host, event.box)]
-        self.box, self.host, self._retries = event.box, event.host, 0
-        self.started_unix_s = event.start_unix_s
-        self._spend(EpisodeState.BOX_START, event.start_unix_s, event.end_unix_s)
-        return self._generate(fleet, now)
+    # -- after a former router ------------------------------------------------------------
 
-    def on_box_refused(
-        self, event: e.BoxRefused, fleet: Fleet, now: float
-    ) -> list[e.RouterCommand]:
-        if self.phase is not Phase.BOX or self._wake_at is not None:
-            return []  # no request is under way that this could answer
-        fleet.box_gone(event.host)
-        fleet.host_failed(event.host, now)
-        self._retries += 1
-        if event.network_need:
-            return self._lose(Failure.NETWORK_NEED, event.detail)
-        if event.retryable and self._retries <= self.rules.box_retries_max:
-            self._wake_at = now + self.rules.retry_after_s
-            return []
-        return self._lose(Failure.BOX_START, event.detail)
+    def resume(self, record: e.Resume, fleet: Fleet, now: float) -> Commands:
+        """Go on where the records of this attempt end."""
+        self.host, self.box = record.host, record.box
+        self.replays = self._rebuilds = record.replays
+        if self.box:
+            fleet.adopted(self.host)
+        if record.broken:
+            self.turns_recorded = len(record.turns)
+            return self._lose(Failure.RECORD_LOST, record.broken)
+        self._held = True
+        for turn in record.turns:
+            self.account.restore_turn(turn)
+            self._recorded(turn)
+        if record.intent is None:
+            return self._advance(fleet, now)
+        intent = record.intent
+        self.account.restore_reply(intent)
+        self.account.intervals = list(intent.intervals)
+        self.replica = intent.replica
+        self.command, self.step_timeout_s = intent.command, intent.timeout_s
+        self._resumed_turn = intent.turn
+        return self._exec()
+
+    def _recorded(self, turn: e.TurnSeen) -> None:
+        """A turn is durable: what follows from it alone."""
+        self._turns.append(turn)
+        self.turn = self.turns_recorded = turn.turn + 1
+        self.replica = turn.replica
+        self._messages = (chat.answer(turn),)
+        if turn.done:
+            self._end = End.DONE
+        elif turn.box_broken:
+            self._end, self._detail = End.BOX_BROKEN, turn.output[-200:]
+        elif self.account.unparseable >= self.rules.unparseable_max:
+            self._end = End.UNPARSEABLE
 
     # -- generate ----------------------------------------------------------------------
 
-    def _generate(self, fleet: Fleet, now: float) -> list[e.RouterCommand]:
+    def _generate(self, fleet: Fleet, now: float) -> Commands:
+        account, rules = self.account, self.rules
         room = min(
-            self.rules.turn_tokens_max,
-            self.rules.episode_tokens_max - self._tokens,
-            self.rules.context_tokens_max - self._context,
+            rules.turn_tokens_max,
+            rules.episode_tokens_max - account.tokens,
+            rules.context_tokens_max - account.context,
         )
-        choice = fleet.place(self.id, self._context, now)
+        choice = fleet.place(self.id, account.context, now, home=self.replica)
         if not choice.replica:
             return self._hold(now)
         self.phase, self.replica, self._wake_at = Phase.GENERATE, choice.replica, None
@@ -137,9 +150,9 @@ class Episode:
                 retry=self._retry,
                 messages=() if self._retry else self._messages,
                 max_tokens=max(room, 1),
-                context_max=self.rules.context_tokens_max,
+                context_max=rules.context_tokens_max,
                 sampling=self._sampling_of_turn(),
-                timeout_s=self.rules.generate_timeout_s,
+                timeout_s=rules.generate_timeout_s,
             )
         ]
 
@@ -148,7 +161,7 @@ class Episode:
         seed = mix(self.sampling.seed, self.turn)
         return msgspec.structs.replace(self.sampling, seed=seed)
 
-    def _hold(self, now: float) -> list[e.RouterCommand]:
+    def _hold(self, now: float) -> Commands:
         if self.phase is not Phase.HOLD:
             self.phase, self._held_since, self._held = Phase.HOLD, now, True
         self._wake_at = now + self.rules.retry_after_s
@@ -156,44 +169,22 @@ class Episode:
             return self._lose(Failure.ENGINE, f"no replica for {self.rules.hold_max_s} s")
         return []
 
-    def on_generated(self, event: e.Generated, fleet: Fleet) -> list[e.RouterCommand]:
+    def on_generated(self, event: e.Generated, fleet: Fleet) -> Commands:
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
         fleet.replied(self.replica)
         self._retry = self._retries = 0
-        self._tokens += event.sampled_tokens
-        self._context = event.prompt_tokens + event.sampled_tokens
-        self._clock(event)
+        self.account.reply(event.prompt_tokens, event.sampled_tokens)
+        self.account.clock(event, held=self._held)
+        self._held = False
         reply = chat.parse(event.text, event.finish)
+        self.command = reply.command
         if reply.command:
-            self._command, self.phase = reply.command, Phase.STEP
-            return self._exec()
-        self._command, self._exit_code = "", 0
-        self._messages = (e.Message("user", chat.FORMAT_ERROR),)
-        self._unparseable = 0 if reply.done else self._unparseable + 1
-        if reply.done:
-            self._end = End.DONE
-        elif self._unparseable >= self.rules.unparseable_max:
-            self._end = End.UNPARSEABLE
-        return self._record(event.end_unix_s)
+            return self._intend()
+        self.account.said(done=reply.done)
+        return self._record(self._seen(done=reply.done))
 
-    def _exec(self) -> list[e.RouterCommand]:
-        """The command that the reply asked for, within what is left of the budget."""
-        left = max(self._budget_s - self._spent_s, 0.1)
-        return [
-            e.Exec(
-                self.key,
-                self.host,
-                self.box,
-                self.turn,
-                self._command,
-                min(self.rules.step_timeout_s, left),
-            )
-        ]
-
-    def on_generate_failed(
-        self, event: e.GenerateFailed, fleet: Fleet, now: float
-    ) -> list[e.RouterCommand]:
+    def on_generate_failed(self, event: e.GenerateFailed, fleet: Fleet, now: float) -> Commands:
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
         fleet.replied(event.replica)
@@ -210,7 +201,7 @@ class Episode:
             self._wake_at = now + min(pause_s, self.rules.retry_max_s)
         return commands
 
-    def on_context_full(self, event: e.ContextFull, fleet: Fleet) -> list[e.RouterCommand]:
+    def on_context_full(self, event: e.ContextFull, fleet: Fleet) -> Commands:
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
         fleet.replied(self.replica)
@@ -218,171 +209,169 @@ class Episode:
 
     # -- act ---------------------------------------------------------------------------
 
-    def on_step(self, event: e.StepFinished) -> list[e.RouterCommand]:
-        if self.phase is not Phase.STEP or event.turn != self.turn:
-            return []
-        self._spend(EpisodeState.TOOL, event.start_unix_s, event.end_unix_s)
-        self._actions += 1
-        self._unparseable = 0
-        self._cpu_s += event.cpu_s
-        self._spent_s += event.wall_s
-        self._limit = event.limit
-        self._exit_code = event.exit_code
-        if event.box_broken:
-            self._end, self._detail = End.BOX_BROKEN, event.output[-200:]
-        text = chat.observation(event.exit_code, event.wall_s, event.output, event.limit)
-        self._messages = (e.Message("user", text),)
-        return self._record(event.end_unix_s)
-
-    def on_step_failed(self, event: e.StepFailed) -> list[e.RouterCommand]:
-        if self.phase is not Phase.STEP or event.turn != self.turn:
-            return []
-        return self._lose(Failure.HOST_LOST, event.detail)
-
-    # -- record ------------------------------------------------------------------------
-
-    def _record(self, at_unix_s: float) -> list[e.RouterCommand]:
-        self.phase, self._last_unix_s = Phase.RECORD, at_unix_s
-        intervals, self._intervals = tuple(self._intervals), []
+    def _intend(self) -> Commands:
+        """The command that the reply asked for, within what is left of the budget."""
+        left = max(self._budget_s - self.account.spent_s, 0.1)
+        self.phase, self.step_timeout_s = Phase.INTEND, min(self.rules.step_timeout_s, left)
         return [
-            e.RecordTurn(
-                self.key, self.turn, self.replica, self._command, self._exit_code, intervals
+            e.RecordIntent(
+                episode=self.key,
+                turn=self.turn,
+                replica=self.replica,
+                command=self.command,
+                timeout_s=self.step_timeout_s,
+                host=self.host,
+                box=self.box,
+                intervals=tuple(self.account.intervals),
             )
         ]
 
-    def on_recorded(self, event: e.TurnRecorded, fleet: Fleet, now: float) -> list[e.RouterCommand]:
-        if self.phase is not Phase.RECORD or event.turn != self.turn:
+    def on_intended(self, event: e.IntentRecorded) -> Commands:
+        if self.phase is not Phase.INTEND or event.turn != self.turn:
             return []
-        self.turn += 1
-        self.turns_recorded = self.turn
+        return self._exec()
+
+    def _exec(self) -> Commands:
+        self.phase, self._wake_at = Phase.STEP, None
+        at = (self.key, self.host, self.box, self.turn)
+        return [e.Exec(*at, self.command, self.step_timeout_s)]
+
+    def on_step(self, event: e.StepFinished) -> Commands:
+        if event.box not in ("", self.box):
+            return []  # of a box that is given up
+        if self.phase is Phase.REPLAY and self._rebuild is not None:
+            return self._on_replayed(event, self._rebuild)
+        if self.phase is not Phase.STEP or event.turn != self.turn:
+            return []
+        self._held_until(event.start_unix_s)
+        self.account.spend(EpisodeState.TOOL, event.start_unix_s, event.end_unix_s)
+        self.account.step(event)
+        return self._record(self._seen(event), resumed=event.repeated)
+
+    def on_step_failed(self, event: e.StepFailed, fleet: Fleet, now: float) -> Commands:
+        if event.box not in ("", self.box):
+            return []
+        step = self._rebuild.step if self.phase is Phase.REPLAY and self._rebuild else None
+        turn = step.turn if step else self.turn
+        if (self.phase is not Phase.STEP and step is None) or event.turn != turn:
+            return []
+        if event.loss is e.Loss.UNKNOWN:
+            return self._lose(Failure.HOST_LOST, event.detail)
+        if event.loss is e.Loss.BOX_KILLED:
+            self._killed.setdefault(turn, set()).add(self.host)
+        return self._restore_box(event.detail, fleet, now)
+
+    def _held_until(self, unix_s: float) -> None:
+        if self._held:
+            self.account.hold(unix_s)
+        self._held = False
+
+    # -- record ------------------------------------------------------------------------
+
+    def _seen(self, step: e.StepFinished | None = None, *, done: bool = False) -> e.TurnSeen:
+        """This turn as it will be recorded."""
+        said = e.TurnSeen(self.turn, 0, 0, self.replica, done=done)
+        if step is None:
+            return said
+        return msgspec.structs.replace(
+            said,
+            command=self.command,
+            timeout_s=self.step_timeout_s,
+            exit_code=step.exit_code,
+            limit=step.limit,
+            wall_s=step.wall_s,
+            cpu_s=step.cpu_s,
+            cpu_stall_s=step.cpu_stall_s,
+            box_broken=step.box_broken,
+            output=step.output,
+        )
+
+    def _record(self, turn: e.TurnSeen, *, resumed: bool = False) -> Commands:
+        self.phase, self._recording = Phase.RECORD, turn
+        return [
+            e.RecordTurn(
+                episode=self.key,
+                turn=turn.turn,
+                replica=turn.replica,
+                command=turn.command,
+                exit_code=turn.exit_code,
+                intervals=self.account.take_intervals(),
+                limit=turn.limit,
+                wall_s=turn.wall_s,
+                cpu_s=turn.cpu_s,
+                cpu_stall_s=turn.cpu_stall_s,
+                box_broken=turn.box_broken,
+                output=turn.output,
+                host=self.host,
+                box=self.box,
+                resumed=resumed and self._resumed_turn == turn.turn,
+            )
+        ]
+
+    def on_recorded(self, event: e.TurnRecorded, fleet: Fleet, now: float) -> Commands:
+        turn = self._recording
+        if self.phase is not Phase.RECORD or turn is None or event.turn != turn.turn:
+            return []
+        self._recorded(turn)
+        return self._advance(fleet, now)
+
+    def _advance(self, fleet: Fleet, now: float) -> Commands:
+        """After a recorded turn: the end, or the next one."""
         if self._end is None and self.turn >= self.turns_max:
             self._end = End.TURNS
-        if self._end is None and self._tokens >= self.rules.episode_tokens_max:
+        if self._end is None and self.account.tokens >= self.rules.episode_tokens_max:
             self._end = End.TOKENS
-        if self._end is None and self._spent_s >= self._budget_s:
+        if self._end is None and self.account.spent_s >= self._budget_s:
             self._end = End.TIME
         if self._end is not None:
             return self._stop(self._end)
         return self._generate(fleet, now)
 
-    # -- end ---------------------------------------------------------------------------
-
-    def _stop(self, end: End) -> list[e.RouterCommand]:
+    def _stop(self, end: End) -> Commands:
         self._end, self._retries = end, 0
         if verifiable(end):
             return self._verify()
         return self._finish()
 
-    def _verify(self) -> list[e.RouterCommand]:
-        self.phase, self._wake_at = Phase.VERIFY, None
-        return [e.Verify(self.key, self.host, self.box, self.task.verify_timeout_s)]
+    # -- a lost box --------------------------------------------------------------------
 
-    def on_verdict(self, event: e.VerdictGiven) -> list[e.RouterCommand]:
-        if self.phase is not Phase.VERIFY:
+    def _lost_box(self, reason: str) -> None:
+        self._rebuild = Rebuild(recorded(self._turns), self.host, self.box, reason)
+
+    def _replay(self, rebuild: Rebuild) -> Commands:
+        step = rebuild.step
+        if step is None:
+            return [rebuild.record(self.key, self.replays + 1, self.host, self.box)]
+        at = (self.key, self.host, self.box, step.turn)
+        return [e.Exec(*at, step.command, step.timeout_s or self.rules.step_timeout_s)]
+
+    def _on_replayed(self, event: e.StepFinished, rebuild: Rebuild) -> Commands:
+        if rebuild.step is None or event.turn != rebuild.step.turn:
             return []
-        self._spend(EpisodeState.VERIFY, event.start_unix_s, event.end_unix_s)
-        verdict = Verdict(event.status, event.reward, event.detail)
-        self._verdicts = (*self._verdicts, verdict)
-        if needs_rerun(verdict) and len(self._verdicts) < 2:
-            return self._verify()
-        return self._finish()
+        self.account.spend(EpisodeState.BOX_START, event.start_unix_s, event.end_unix_s)
+        different = rebuild.saw(event)
+        if different:
+            return self._lose(Failure.REPLAY_DIFFERS, different)
+        return self._replay(rebuild)
 
-    def on_verify_failed(self, event: e.VerifyFailed) -> list[e.RouterCommand]:
-        if self.phase is not Phase.VERIFY:
+    def on_restored(self, event: e.RestoredRecorded) -> Commands:
+        if self.phase is not Phase.REPLAY or event.repair != self.replays + 1:
             return []
-        self._retries += 1
-        if self._retries <= self.rules.verify_retries_max:
-            return self._verify()
-        return self._lose(Failure.SERVICE_CALL, event.detail)
-
-    def _lose(self, failure: Failure, detail: str) -> list[e.RouterCommand]:
-        """Something that is not the model's doing ended the attempt."""
-        self._end, self._failure, self._detail = End.INFRA, failure, detail
-        return self._finish()
-
-    def _finish(self) -> list[e.RouterCommand]:
-        self.phase, self._wake_at = Phase.FINISH, None
-        wall_s = max(self._last_unix_s - self.started_unix_s, 0.0)
-        self.label = judge(
-            Evidence(
-                end=self._end or End.INFRA,
-                failure=self._failure,
-                detail=self._detail[:500],
-                threshold=self.task.threshold,
-                limit=self._limit,
-                actions=self._actions,
-                tokens=self._tokens,
-                verdicts=self._verdicts,
-                wall_s=wall_s,
-                cpu_s=self._cpu_s,
-            )
-        )
-        intervals, self._intervals = tuple(self._intervals), []
-        record = e.RecordEpisode(
-            episode=self.key,
-            label=self.label,
-            turns=self.turns_recorded,
-            host=self.host,
-            intervals=intervals,
-            started_unix_s=self.started_unix_s,
-            finished_unix_s=self._last_unix_s,
-        )
-        return [*self._release(), record]
-
-    def on_finished(self) -> list[e.RouterCommand]:
-        """The label is durable."""
-        self.phase = Phase.OVER
-        return [e.DropConversation(self.key)]
-
-    def cancel(self, fleet: Fleet) -> list[e.RouterCommand]:
-        """Stop at once and leave no record: the job is no longer wanted.
-
-        A box still being started is counted until its answer comes, which then gives it back.
-        """
-        commands: list[e.RouterCommand] = []
-        fleet.session_over(self.id)
-        if self.box:
-            fleet.box_gone(self.host)
-        if self.phase is Phase.GENERATE:
-            fleet.replied(self.replica)
-            commands.append(e.AbortGenerate(self.key, self.replica, self.turn, self._retry))
-        if self.phase is not Phase.FINISH:
-            commands += self._release()
-        self.phase = Phase.OVER
-        return [*commands, e.DropConversation(self.key)]
-
-    def _release(self) -> list[e.RouterCommand]:
-        return [e.ReleaseBox(self.key, self.host, self.box)] if self.box else []
+        self.replays, self._rebuild = event.repair, None
+        return self._verify() if self._end is not None else self._exec()
 
     # -- time --------------------------------------------------------------------------
 
-    def on_time(self, fleet: Fleet, now: float) -> list[e.RouterCommand]:
+    def on_time(self, fleet: Fleet, now: float) -> Commands:
         """Retries that are due, budgets that are used up."""
-        if self.phase is Phase.BOX:
-            return self.start(fleet, now) if self._due(now) else []
-        if self.phase is Phase.HOLD and self._due(now):
-            return self._generate(fleet, now)
-        return []
+        if not self._due(now):
+            return []
+        if self._wants_box:
+            return self.start(fleet, now)
+        return self._generate(fleet, now) if self.phase is Phase.HOLD else []
 
     def _due(self, now: float) -> bool:
         return self._wake_at is not None and now >= self._wake_at
-
-    def _spend(self, state: EpisodeState, start: float, end: float) -> None:
-        self._last_unix_s = max(self._last_unix_s, end)
-        self._intervals.append(StateInterval(state, start, end))
-
-    def _clock(self, event: e.Generated) -> None:
-        """Split a request's wall time into queue, prefill and decode as the engine told."""
-        start, end = event.start_unix_s, event.end_unix_s
-        if self._held and self._last_unix_s < start:
-            self._spend(EpisodeState.HOLD, self._last_unix_s, start)
-        self._held = False
-        queued = min(start + max(event.queue_s, 0.0), end)
-        filled = min(queued + max(event.prefill_s, 0.0), end)
-        self._spend(EpisodeState.QUEUE, start, queued)
-        self._spend(EpisodeState.PREFILL, queued, filled)
-        self._spend(EpisodeState.DECODE, filled, end)
-        self._spent_s += end - queued
 
 
 def mix(seed: int, *parts: int) -> int:

@@ -1,78 +1,43 @@
-"""What the router's machine hears (events, past tense) and decides (commands, imperative).
+"""What the router's machine hears: events, past tense.
 
-Owns: the carriers only. Promise: all are plain data, so a journal of events replays to equal
-commands. Token ids stay in the driver's conversations; here are texts, counts and times.
+Owns: the events, and the names `Event | Command | carrier` under which the router knows all three
+kinds. Promise: all are plain data, so a journal of events replays to equal commands.
 `*_unix_s` are wall times of the router, for records; the machine's own time is `now`.
+Does not cover: what is decided (commands.py), what they carry (carriers.py).
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from muster.types import (
-    EpisodeKey,
-    Fate,
-    FinishReason,
-    Limits,
-    OutcomeLabel,
-    SamplingParams,
-    StateInterval,
-    StepLimit,
-    Value,
-    VerdictStatus,
-)
-
-
-class TaskInfo(Value, frozen=True):
-    """What the router needs to know of a task; its files travel by digest."""
-
-    name: str
-    digest: str
-    instruction: str
-    threshold: float = 1.0
-    max_turns: int = 0  # 0: the router's own limit
-    episode_timeout_s: float = 0.0  # 0: the router's own limit
-    verify_timeout_s: float = 60.0
-
-
-class JobSpec(Value, frozen=True):
-    """One submitted task set."""
-
-    id: str
-    tasks: tuple[TaskInfo, ...]
-    groups: int
-    group_size: int
-    sampling: SamplingParams
-    submitted_unix_s: float
-
-
-class Replica(Value, frozen=True):
-    """A live inference replica."""
-
-    id: str
-    address: str
-
-
-class Host(Value, frozen=True):
-    """A live sandbox host."""
-
-    id: str
-    address: str
-
-
-class Message(Value, frozen=True):
-    """One chat message; user text may hold anything a box printed."""
-
-    role: str
-    text: str
-
-
-class SiblingRestored(Value, frozen=True):
-    """What the streams say of a sibling: its next attempt, or its last label when it ended."""
-
-    attempt: int
-    label: OutcomeLabel | None = None
-    turns: int = 0
+from muster.types import EpisodeKey, Fate, FinishReason, StepLimit, VerdictStatus
+from services.router.carriers import Ended as Ended
+from services.router.carriers import Host as Host
+from services.router.carriers import IntentSeen as IntentSeen
+from services.router.carriers import JobSpec as JobSpec
+from services.router.carriers import Loss as Loss
+from services.router.carriers import Message as Message
+from services.router.carriers import Replica as Replica
+from services.router.carriers import Resume as Resume
+from services.router.carriers import SiblingRestored as SiblingRestored
+from services.router.carriers import TaskInfo as TaskInfo
+from services.router.carriers import TurnSeen as TurnSeen
+from services.router.commands import AbortGenerate as AbortGenerate
+from services.router.commands import AcquireBox as AcquireBox
+from services.router.commands import Command as Command
+from services.router.commands import DropConversation as DropConversation
+from services.router.commands import Exec as Exec
+from services.router.commands import Generate as Generate
+from services.router.commands import OpenGroup as OpenGroup
+from services.router.commands import RecordEpisode as RecordEpisode
+from services.router.commands import RecordIntent as RecordIntent
+from services.router.commands import RecordRestored as RecordRestored
+from services.router.commands import RecordTurn as RecordTurn
+from services.router.commands import ReleaseBox as ReleaseBox
+from services.router.commands import RouterCommand as RouterCommand
+from services.router.commands import TellStall as TellStall
+from services.router.commands import TracedCommand as TracedCommand
+from services.router.commands import Verify as Verify
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -94,6 +59,19 @@ class GroupRestored(Event, frozen=True):
     job: str
     index: int
     siblings: tuple[SiblingRestored, ...]
+
+
+class JobTotals(Event, frozen=True):
+    """After a restart: what a job's retired groups, named by index, add up to."""
+
+    job: str
+    trained: int
+    filtered: int
+    episodes: int
+    turns: int
+    repairs: int
+    outcomes: dict[str, int]
+    indexes_retired: tuple[int, ...]
 
 
 class RecoveryEnded(Event, frozen=True):
@@ -185,14 +163,33 @@ class StepFinished(Event, frozen=True):
     box_broken: bool
     start_unix_s: float
     end_unix_s: float
+    cpu_stall_s: float = 0.0  # below 0 where the kernel does not tell
+    repeated: bool = False  # the box had kept the result of an earlier call
+    box: str = ""
 
 
 class StepFailed(Event, frozen=True):
-    """The result of the step cannot be learned: the episode is relaunched, not guessed."""
+    """The result of the step cannot be learned: the box is rebuilt, or the episode relaunched."""
 
     episode: EpisodeKey
     turn: int
     detail: str
+    loss: Loss = Loss.UNKNOWN
+    box: str = ""
+
+
+class IntentRecorded(Event, frozen=True):
+    """What is about to run is durable."""
+
+    episode: EpisodeKey
+    turn: int
+
+
+class RestoredRecorded(Event, frozen=True):
+    """That the episode goes on in another box is durable."""
+
+    episode: EpisodeKey
+    repair: int
 
 
 class TurnRecorded(Event, frozen=True):
@@ -207,15 +204,24 @@ class VerdictGiven(Event, frozen=True):
     detail: str
     start_unix_s: float
     end_unix_s: float
+    cpu_s: float = 0.0
+    cpu_stall_s: float = 0.0
 
 
 class VerifyFailed(Event, frozen=True):
     episode: EpisodeKey
     detail: str
+    loss: Loss = Loss.UNKNOWN
 
 
 class EpisodeRecorded(Event, frozen=True):
     episode: EpisodeKey
+
+
+class MemoryTold(Event, frozen=True):
+    """Why Redis's memory stops launches; empty when it does not."""
+
+    problem: str
 
 
 class Tick(Event, frozen=True):
@@ -226,6 +232,7 @@ RouterEvent = (
     JobSubmitted
     | JobCancelled
     | GroupRestored
+    | JobTotals
     | RecoveryEnded
     | VersionPublished
     | BatchTrained
@@ -240,146 +247,26 @@ RouterEvent = (
     | ContextFull
     | StepFinished
     | StepFailed
+    | IntentRecorded
     | TurnRecorded
+    | RestoredRecorded
     | VerdictGiven
     | VerifyFailed
     | EpisodeRecorded
+    | MemoryTold
     | Tick
 )
 
 
-EpisodeEvent = (
-    BoxAcquired
-    | BoxRefused
-    | Generated
-    | GenerateFailed
-    | ContextFull
+ActedEvent = (
+    IntentRecorded
     | StepFinished
     | StepFailed
     | TurnRecorded
+    | RestoredRecorded
     | VerdictGiven
     | VerifyFailed
 )
 
 
-class Command(msgspec.Struct, frozen=True, tag=True):
-    """Base of all commands."""
-
-
-class OpenGroup(Command, frozen=True):
-    """Append GroupOpened → GroupRecorded."""
-
-    group: str
-    job: str
-    task: str
-    task_digest: str
-    group_size: int
-    version: int
-    sampling: SamplingParams
-
-
-class AcquireBox(Command, frozen=True):
-    """→ BoxAcquired or BoxRefused."""
-
-    episode: EpisodeKey
-    host: str
-    task: str
-    task_digest: str
-    limits: Limits
-
-
-class Generate(Command, frozen=True):
-    """Append `messages` to the conversation and sample a reply → Generated or GenerateFailed.
-
-    `retry` > 0 asks for the same turn again: the messages are then already appended.
-    """
-
-    episode: EpisodeKey
-    replica: str
-    turn: int
-    retry: int
-    messages: tuple[Message, ...]
-    max_tokens: int
-    context_max: int
-    sampling: SamplingParams
-    timeout_s: float
-
-
-class AbortGenerate(Command, frozen=True):
-    """Stop a request whose episode is over; no event."""
-
-    episode: EpisodeKey
-    replica: str
-    turn: int
-    retry: int
-
-
-class Exec(Command, frozen=True):
-    """→ StepFinished or StepFailed."""
-
-    episode: EpisodeKey
-    host: str
-    box: str
-    turn: int
-    command: str
-    timeout_s: float
-
-
-class RecordTurn(Command, frozen=True):
-    """Append TurnFinished with the turn's tokens → TurnRecorded."""
-
-    episode: EpisodeKey
-    turn: int
-    replica: str
-    command: str
-    exit_code: int
-    intervals: tuple[StateInterval, ...]
-
-
-class Verify(Command, frozen=True):
-    """→ VerdictGiven or VerifyFailed."""
-
-    episode: EpisodeKey
-    host: str
-    box: str
-    timeout_s: float
-
-
-class RecordEpisode(Command, frozen=True):
-    """Append EpisodeFinished and its label in one step → EpisodeRecorded."""
-
-    episode: EpisodeKey
-    label: OutcomeLabel
-    turns: int
-    host: str
-    intervals: tuple[StateInterval, ...]
-    started_unix_s: float
-    finished_unix_s: float
-
-
-class ReleaseBox(Command, frozen=True):
-    """No event: a box that cannot be released is reaped by its host when a newer epoch comes."""
-
-    episode: EpisodeKey
-    host: str
-    box: str
-
-
-class DropConversation(Command, frozen=True):
-    """Forget an episode's tokens."""
-
-    episode: EpisodeKey
-
-
-RouterCommand = (
-    OpenGroup
-    | AcquireBox
-    | Generate
-    | AbortGenerate
-    | Exec
-    | RecordTurn
-    | Verify
-    | RecordEpisode
-    | ReleaseBox
-    | DropConversation
-)
+EpisodeEvent = BoxAcquired | BoxRefused | Generated | GenerateFailed | ContextFull | ActedEvent

@@ -40,8 +40,11 @@ class Fleet:
     def has_host(self) -> bool:
         return bool(self._hosts)
 
-    def place(self, episode: str, context_tokens: int, now: float) -> Choice:
-        """Choose a replica for a turn and count it as in flight there."""
+    def place(self, episode: str, context_tokens: int, now: float, *, home: str = "") -> Choice:
+        """Choose a replica for a turn and count it as in flight there.
+
+        `home`: where its former turn was sampled, for an episode that is not known here.
+        """
         sessions: dict[str, int] = {}
         for replica in self._homes.values():
             sessions[replica] = sessions.get(replica, 0) + 1
@@ -54,7 +57,7 @@ class Fleet:
             )
             for r in sorted(self._replicas)
         )
-        request = PlacementRequest(episode, self._homes.get(episode, ""), context_tokens)
+        request = PlacementRequest(episode, self._homes.get(episode, home), context_tokens)
         choice = self._placement.choose(request, views)
         if choice.replica:
             self._homes[episode] = choice.replica
@@ -73,13 +76,21 @@ class Fleet:
     def host_failed(self, host: str, now: float) -> None:
         self._suspect_until[host] = now + self._suspect_s
 
-    def pick_host(self, now: float) -> str:
-        """The live host with the fewest boxes, "" when there is none; counts the box."""
-        live = [h for h in sorted(self._hosts) if self._suspect_until.get(h, now) <= now]
-        chosen = min(live or sorted(self._hosts), key=lambda h: self._boxes.get(h, 0), default="")
+    def pick_host(self, now: float, *, avoid: str = "") -> str:
+        """The live host with the fewest boxes, "" when there is none; counts the box.
+
+        `avoid` is chosen only when there is no other.
+        """
+        known = [h for h in sorted(self._hosts) if h != avoid] or sorted(self._hosts)
+        live = [h for h in known if self._suspect_until.get(h, now) <= now]
+        chosen = min(live or known, key=lambda h: self._boxes.get(h, 0), default="")
         if chosen:
-            self._boxes[chosen] = self._boxes.get(chosen, 0) + 1
+            self.adopted(chosen)
         return chosen
+
+    def adopted(self, host: str) -> None:
+        """Count a box there."""
+        self._boxes[host] = self._boxes.get(host, 0) + 1
 
     def box_gone(self, host: str) -> None:
         if self._boxes.get(host, 0) > 0:

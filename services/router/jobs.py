@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from muster.types import Fate, OutcomeLabel, Value
-from services.router.events import JobSpec, TaskInfo
+from services.router.carriers import JobSpec, Resume, SiblingRestored, TaskInfo
+from services.router.events import JobTotals
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Sibling:
     attempt: int = 0
     label: OutcomeLabel | None = None  # final: no further attempt follows
     running: bool = False
+    resume: Resume | None = None  # how far a former router brought this attempt
+    started: bool = False  # a former router may have begun it
 
 
 @dataclass
@@ -99,6 +102,27 @@ class Job:
         self.turns += turns
         key = str(label.outcome)
         self.outcomes[key] = self.outcomes.get(key, 0) + 1
+
+    def restored(self, told: SiblingRestored) -> None:
+        """Count what a former router brought about in one sibling."""
+        for ended in told.earlier:
+            self.finished(ended.label, ended.turns)
+            self.repairs += ended.replays
+        if told.label is not None:
+            self.finished(told.label, told.turns)
+        self.repairs += told.attempt + told.replays
+
+    def retired(self, totals: JobTotals) -> None:
+        """Count what its retired groups add up to."""
+        self.trained += totals.trained
+        self.filtered += totals.filtered
+        self.episodes_finished += totals.episodes
+        self.turns += totals.turns
+        self.repairs += totals.repairs
+        for outcome, count in totals.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+        self.opened = max([self.opened, *(index + 1 for index in totals.indexes_retired)])
+        self.complete += len(totals.indexes_retired)
 
 
 class JobProgress(Value, frozen=True):

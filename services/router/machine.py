@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import ClassVar
 
-import msgspec
-
-from muster.types import EpisodeKey, Fate
+from muster.types import EpisodeKey, Fate, Waiting
 from services.router import events as e
+from services.router import explain as explaining
 from services.router.admission import open_groups_max
-from services.router.episode import Episode, Phase, mix
+from services.router.ceiling import InfraCeiling
+from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
 from services.router.jobs import Group, Job, JobProgress, JobState, Sibling, group_id
+from services.router.launching import begin, first
 from services.router.policy import Placement
+from services.router.progress import of_job, waiting_for
 from services.router.rules import RouterRules
 
 Commands = list[e.RouterCommand]
@@ -45,14 +47,27 @@ class RouterMachine:
         self._version = self._published_step = 0
         self._steps = 0
         self._recovered = False
+        self._ceilings: dict[str, InfraCeiling] = {}
+        self._memory = ""  # why Redis's memory stops launches, empty when it does not
+        self._watch = explaining.Watch()
 
     def handle(self, event: e.RouterEvent, now: float) -> Commands:
         """Apply one event and answer what is to be done."""
         commands = self._apply(event, now)
         if self._recovered:
-            commands += self._open_groups()
+            commands += self._open_groups(now)
             commands += self._launch(now)
+        self._watch_over(event, now)
         return commands
+
+    def _watch_over(self, event: e.RouterEvent, now: float) -> None:
+        """Remember since when things stand."""
+        if not isinstance(event, e.Tick | e.MemoryTold):
+            self._watch.moved = now
+        if isinstance(event, e.Tick):
+            self._watch.saw_all(self._episodes, now)
+        if isinstance(event, e.EpisodeEvent | e.EpisodeRecorded):
+            self._watch.saw(event.episode.id, self._episodes.get(event.episode.id), now)
 
     def _apply(self, event: e.RouterEvent, now: float) -> Commands:
         match event:
@@ -60,14 +75,19 @@ class RouterMachine:
                 return self._tick(now)
             case e.JobSubmitted() | e.JobCancelled():
                 return self._on_job(event)
-            case e.GroupRestored() | e.RecoveryEnded() | e.GroupRecorded() | e.FateRecorded():
+            case e.GroupRestored() | e.JobTotals() | e.RecoveryEnded():
+                return self._on_recovery(event)
+            case e.GroupRecorded() | e.FateRecorded():
                 return self._on_group(event)
             case e.VersionPublished() | e.BatchTrained():
                 return self._on_policy(event)
+            case e.MemoryTold():
+                self._memory = event.problem
+                return []
             case e.ReplicasListed() | e.HostsListed():
                 return self._on_fleet(event)
             case e.EpisodeRecorded():
-                return self._on_episode_recorded(event)
+                return self._on_episode_recorded(event, now)
             case _:
                 return self._on_episode(event, now)
 
@@ -76,6 +96,7 @@ class RouterMachine:
     def _on_job(self, event: e.JobSubmitted | e.JobCancelled) -> Commands:
         if isinstance(event, e.JobSubmitted):
             self._jobs.setdefault(event.job.id, Job(event.job))
+            self._ceilings.setdefault(event.job.id, self._ceiling(event.job))
             return []
         job = self._jobs.get(event.job)
         if job is None or job.state is not JobState.RUNNING:
@@ -89,19 +110,24 @@ class RouterMachine:
     def _stop_group(self, group: Group) -> Commands:
         commands: Commands = []
         for number, sibling in enumerate(group.siblings):
-            episode = self._episodes.pop(self._key(group, number).id, None)
+            key = self._key(group, number)
+            episode = self._episodes.pop(key.id, None)
             if episode is not None:
                 sibling.running = False
                 commands += episode.cancel(self._fleet)
+            elif sibling.resume is not None:  # a former router's, not gone on with yet
+                left, sibling.resume = sibling.resume, None
+                commands += [e.ReleaseBox(key, left.host, left.box), e.DropConversation(key)]
         self._waiting = deque(w for w in self._waiting if w[0] != group.id)
         return commands
 
-    def _on_group(
-        self, event: e.GroupRestored | e.RecoveryEnded | e.GroupRecorded | e.FateRecorded
-    ) -> Commands:
+    def _on_recovery(self, event: e.GroupRestored | e.JobTotals | e.RecoveryEnded) -> Commands:
         match event:
             case e.GroupRestored():
-                self._restore(event)
+                return self._restore(event)
+            case e.JobTotals():
+                self._jobs[event.job].retired(event)
+                self._restored[event.job].update(event.indexes_retired)
             case e.RecoveryEnded():
                 self._recovered = True
                 self._fates_early.clear()
@@ -110,38 +136,45 @@ class RouterMachine:
                     restored = self._restored[job.spec.id]
                     job.lost = [n for n in range(job.opened) if n not in restored]
                 self._restored.clear()
-            case e.GroupRecorded():
-                group = self._groups.get(event.group)
-                if group is not None and not group.recorded:
-                    group.recorded = True
-                    self._enqueue(group)
-            case e.FateRecorded():
-                return self._on_fate(event)
         return []
 
-    def _restore(self, event: e.GroupRestored) -> None:
+    def _on_group(self, event: e.GroupRecorded | e.FateRecorded) -> Commands:
+        if isinstance(event, e.FateRecorded):
+            return self._on_fate(event)
+        group = self._groups.get(event.group)
+        if group is not None and not group.recorded:
+            group.recorded = True
+            self._enqueue(group)
+        return []
+
+    def _restore(self, event: e.GroupRestored) -> Commands:
         job = self._jobs[event.job]
-        siblings = [Sibling(s.attempt, s.label) for s in event.siblings]
+        siblings = [
+            Sibling(s.attempt, s.label, resume=s.resume, started=s.started) for s in event.siblings
+        ]
         group = Group(event.group, event.job, event.index, job.task_of(event.index), siblings, True)
         self._groups[group.id] = group
         job.opened = max(job.opened, event.index + 1)
         self._restored[event.job].add(event.index)
         job.complete += group.complete
         for told in event.siblings:
-            if told.label is not None:
-                job.finished(told.label, told.turns)
+            job.restored(told)
         early = self._fates_early.pop(group.id, None)
         if early is not None:
-            self._on_fate(e.FateRecorded(group.id, early))  # its step was counted when it came
-        elif not job.cancelled:
-            self._enqueue(group)
+            return self._on_fate(e.FateRecorded(group.id, early))  # its step was counted before
+        if job.cancelled:
+            return self._stop_group(group)
+        self._enqueue(group)
+        return []
 
     def _enqueue(self, group: Group) -> None:
         job = self._jobs[group.job]
         if not job.cancelled:
-            self._waiting.extend(
-                (group.id, n) for n, s in enumerate(group.siblings) if s.label is None
-            )
+            for number, sibling in enumerate(group.siblings):
+                if sibling.resume is not None:  # first: its box lives for a while only
+                    self._waiting.appendleft((group.id, number))
+                elif sibling.label is None:
+                    self._waiting.append((group.id, number))
 
     def _on_fate(self, event: e.FateRecorded) -> Commands:
         # A fate may be told before the batch it belongs to: its slot must not look free till then.
@@ -159,9 +192,28 @@ class RouterMachine:
         del self._groups[group.id]
         return commands
 
-    def _open_groups(self) -> Commands:
+    def _ceiling(self, job: e.JobSpec) -> InfraCeiling:
+        """Measured over as many attempts as a batch has siblings."""
+        share = job.policy.infra_ceiling
+        return InfraCeiling(
+            self.rules.infra_ceiling if share is None else share,
+            job.group_size * self.rules.groups_per_batch,
+            self.rules.infra_pause_s,
+        )
+
+    def _paused(self, job: Job, now: float) -> str:
+        """What stops the launches of a job; empty when nothing does."""
+        return self._ceilings[job.spec.id].why(now) or self._memory
+
+    def _repairs_max(self, job: Job) -> int:
+        wanted = job.spec.policy.repairs_max
+        return self.rules.repairs_max if wanted is None else wanted
+
+    def _open_groups(self, now: float) -> Commands:
         commands: Commands = []
         for job in self._jobs.values():
+            if self._paused(job, now):
+                continue
             while (
                 job.state is JobState.RUNNING and job.unopened and len(self._groups) < self._bound()
             ):
@@ -182,6 +234,7 @@ class RouterMachine:
             group_size=job.spec.group_size,
             version=self._version,
             sampling=job.spec.sampling,
+            policy=job.spec.policy,
         )
 
     def _bound(self) -> int:
@@ -196,8 +249,9 @@ class RouterMachine:
 
     def _on_policy(self, event: e.VersionPublished | e.BatchTrained) -> Commands:
         if isinstance(event, e.VersionPublished):
-            self._version = max(self._version, event.version)
-            self._published_step = max(self._published_step, event.step)
+            # Numbers only grow, steps go back with a trainer that rolled back.
+            if event.version >= self._version:
+                self._version, self._published_step = event.version, event.step
         else:
             self._steps = max(self._steps, event.step)
         return []
@@ -213,21 +267,21 @@ class RouterMachine:
 
     def _launch(self, now: float) -> Commands:
         commands: Commands = []
-        while self._waiting and len(self._episodes) < self.rules.episodes_max:
+        for _ in range(len(self._waiting)):
+            if len(self._episodes) >= self.rules.episodes_max:
+                break
             group_name, number = self._waiting.popleft()
             group = self._groups.get(group_name)
             if group is None or group.siblings[number].running:
                 continue
             job = self._jobs[group.job]
-            seed = job.spec.sampling.seed
-            key = self._key(group, number)
-            sampling = msgspec.structs.replace(
-                job.spec.sampling, seed=mix(seed, group.index, number, key.attempt)
-            )
-            episode = Episode(key, group.task, sampling, self.rules)
-            group.siblings[number].running = True
+            if self._ceilings[group.job].paused(now):
+                self._waiting.append((group_name, number))  # keeps its order among its job's
+                continue
+            key, bound = self._key(group, number), self._repairs_max(job)
+            episode, record = begin(key, group, job, self.rules, replays_max=bound)
             self._episodes[episode.id] = episode
-            commands += episode.start(self._fleet, now)
+            commands += first(episode, record, self._fleet, now)
         return commands
 
     def _key(self, group: Group, number: int) -> EpisodeKey:
@@ -238,26 +292,23 @@ class RouterMachine:
         commands: Commands = []
         for episode in list(self._episodes.values()):
             commands += episode.on_time(self._fleet, now)
+        busy = any(job.state is JobState.RUNNING for job in self._jobs.values())
+        if busy and self._watch.stalled(now, self.rules.stall_s):
+            # Relative times: a machine knows no wall clock.
+            lines = explaining.of_run(self._picture(now, now))
+            commands.append(e.TellStall(tuple(lines)))
         return commands
 
     def _on_episode(self, event: e.EpisodeEvent, now: float) -> Commands:
         episode = self._episodes.get(event.episode.id)
         if episode is None or episode.key != event.episode:
             return self._after_the_end(event)
-        fleet = self._fleet
-        match event:
-            case e.BoxAcquired():
-                return episode.on_box(event, fleet, now)
-            case e.BoxRefused():
-                return episode.on_box_refused(event, fleet, now)
-            case e.Generated():
-                return episode.on_generated(event, fleet)
-            case e.GenerateFailed():
-                return episode.on_generate_failed(event, fleet, now)
-            case e.ContextFull():
-                return episode.on_context_full(event, fleet)
-            case _:
-                return self._on_acted(episode, event, now)
+        replays = episode.replays
+        commands = episode.on(event, self._fleet, now)
+        group = self._groups.get(episode.key.group)
+        if group is not None:
+            self._jobs[group.job].repairs += episode.replays - replays
+        return commands
 
     def _after_the_end(self, event: e.EpisodeEvent) -> Commands:
         """An answer that nobody waits for any more: only a box must not be forgotten."""
@@ -267,25 +318,7 @@ class RouterMachine:
             return [e.ReleaseBox(event.episode, event.host, event.box)]
         return []
 
-    def _on_acted(
-        self,
-        episode: Episode,
-        event: e.StepFinished | e.StepFailed | e.TurnRecorded | e.VerdictGiven | e.VerifyFailed,
-        now: float,
-    ) -> Commands:
-        match event:
-            case e.StepFinished():
-                return episode.on_step(event)
-            case e.StepFailed():
-                return episode.on_step_failed(event)
-            case e.TurnRecorded():
-                return episode.on_recorded(event, self._fleet, now)
-            case e.VerdictGiven():
-                return episode.on_verdict(event)
-            case e.VerifyFailed():
-                return episode.on_verify_failed(event)
-
-    def _on_episode_recorded(self, event: e.EpisodeRecorded) -> Commands:
+    def _on_episode_recorded(self, event: e.EpisodeRecorded, now: float) -> Commands:
         episode = self._episodes.get(event.episode.id)
         if episode is None or episode.key != event.episode or episode.phase is not Phase.FINISH:
             return []
@@ -293,10 +326,10 @@ class RouterMachine:
         if episode.box:
             self._fleet.box_gone(episode.host)
         self._fleet.session_over(episode.id)
-        self._conclude(episode)
+        self._conclude(episode, now)
         return episode.on_finished()
 
-    def _conclude(self, episode: Episode) -> None:
+    def _conclude(self, episode: Episode, now: float) -> None:
         """The attempt's label is durable: the sibling is final, or repaired."""
         group = self._groups.get(episode.key.group)
         label = episode.label
@@ -305,7 +338,8 @@ class RouterMachine:
         job, sibling = self._jobs[group.job], group.siblings[episode.key.sibling]
         sibling.running = False
         job.finished(label, episode.turns_recorded)
-        if not label.outcome.valid and sibling.attempt < self.rules.repairs_max:
+        self._ceilings[group.job].ended(label, now)
+        if not label.outcome.valid and sibling.attempt < self._repairs_max(job):
             sibling.attempt += 1
             job.repairs += 1
             self._waiting.append((group.id, episode.key.sibling))
@@ -321,44 +355,44 @@ class RouterMachine:
     def jobs_running(self) -> int:
         return sum(job.state is JobState.RUNNING for job in self._jobs.values())
 
-    def progress(self, job_id: str) -> JobProgress | None:
+    def progress(self, job_id: str, now: float) -> JobProgress | None:
         """What people see of a job; None for an unknown one."""
         job = self._jobs.get(job_id)
         if job is None:
             return None
-        mine = {g.id for g in self._groups.values() if g.job == job_id}
-        running = sum(episode.key.group in mine for episode in self._episodes.values())
-        return JobProgress(
-            job=job_id,
-            state=job.state,
-            groups_total=job.spec.groups,
-            groups_opened=job.opened,
-            groups_complete=job.complete,
-            groups_trained=job.trained,
-            groups_filtered=job.filtered,
-            episodes_running=running,
-            episodes_finished=job.episodes_finished,
-            turns=job.turns,
-            repairs=job.repairs,
-            outcomes=dict(sorted(job.outcomes.items())),
-            policy_version=self._version,
-            waiting_for=self._waiting_for(job),
+        return of_job(
+            job,
+            groups=self._groups,
+            episodes=self._episodes,
+            version=self._version,
+            waiting=self._waiting_for(job, now),
         )
 
-    def _waiting_for(self, job: Job) -> str:
-        if job.state is not JobState.RUNNING:
-            return ""
-        if not self._fleet.has_replica:
-            return "an inference replica (none is announced)"
-        if not self._fleet.has_host:
-            return "a sandbox host (none is announced)"
-        if self._episodes:
-            return ""
-        if not job.unopened and 0 < len(self._groups) < self.rules.groups_per_batch:
-            return (
-                f"more groups: {len(self._groups)} are complete, a batch takes "
-                f"{self.rules.groups_per_batch} (submit more, or `muster cancel`)"
-            )
-        if len(self._groups) >= self._bound():
-            return f"the trainer: {len(self._groups)} groups are open, {self._bound()} may be"
-        return ""
+    def _waiting_for(self, job: Job, now: float) -> str:
+        return waiting_for(
+            job,
+            groups=self._groups,
+            episodes=self._episodes,
+            fleet=self._fleet,
+            bound=self._bound(),
+            rules=self.rules,
+            paused=self._paused(job, now),
+        )
+
+    def explain(self, subject: str, now: float, unix_now: float, logs: str) -> list[Waiting]:
+        """What a run, job, group or episode waits for, outermost first; empty when unknown."""
+        return explaining.find(subject, self._picture(now, unix_now, logs))
+
+    def _picture(self, now: float, unix_now: float, logs: str = "logs") -> explaining.Picture:
+        return explaining.Picture(
+            run=self.rules.run,
+            owner=f"router-{self.rules.owner_epoch}",
+            jobs=self._jobs,
+            groups=self._groups,
+            episodes=self._episodes,
+            reasons={id_: self._waiting_for(job, now) for id_, job in self._jobs.items()},
+            watch=self._watch,
+            now=now,
+            unix_now=unix_now,
+            logs=logs,
+        )

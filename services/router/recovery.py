@@ -1,25 +1,50 @@
-"""What a restarted router makes of the streams: which siblings are final, which run again.
+"""What a restarted router makes of the streams: which siblings are final, which go on, and where.
 
-Owns: one pure function. Promise: the newest attempt decides; an attempt that was cut by the end
-of its router is followed by the next one, so no turn is ever written twice under one key.
-Does not cover: reading and decoding (adapters/durable.py).
+Owns: what is remembered of an attempt while the streams are read, and what follows. Promise: pure;
+the newest attempt decides; one without a label goes on after its last finished turn, or with the
+command it was about to run; one whose records have a gap does not go on. Does not cover: reading
+and decoding (adapters/restore.py), payloads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from muster.types import OutcomeLabel, Value
-from services.router.events import SiblingRestored
+from services.router.carriers import Ended, IntentSeen, Resume, SiblingRestored, TurnSeen
 
 
 class AttemptSeen(Value, frozen=True):
-    """What the streams hold of one attempt."""
+    """What the streams hold of one attempt, in their order. `host`, `box`: the newest named."""
 
     sibling: int
     attempt: int
-    turns: int = 0
+    turns: tuple[TurnSeen, ...] = ()
+    intents: tuple[IntentSeen, ...] = ()
+    host: str = ""
+    box: str = ""
+    replays: int = 0
     finished: bool = False
+
+    def in_box(self, host: str, box: str) -> AttemptSeen:
+        return msgspec.structs.replace(self, host=host or self.host, box=box or self.box)
+
+    def intended(self, intent: IntentSeen) -> AttemptSeen:
+        return msgspec.structs.replace(self, intents=(*self.intents, intent))
+
+    def turned(self, turn: TurnSeen) -> AttemptSeen:
+        """A finished turn; its time limit stands in its intent."""
+        limits = [i.timeout_s for i in self.intents if i.turn == turn.turn]
+        turn = msgspec.structs.replace(turn, timeout_s=limits[-1] if limits else 0.0)
+        return msgspec.structs.replace(self, turns=(*self.turns, turn))
+
+    def restored(self, repair: int) -> AttemptSeen:
+        return msgspec.structs.replace(self, replays=max(self.replays, repair))
+
+    def ended(self) -> AttemptSeen:
+        return msgspec.structs.replace(self, finished=True)
 
 
 def restore_siblings(
@@ -29,21 +54,51 @@ def restore_siblings(
     repairs_max: int,
 ) -> tuple[SiblingRestored, ...]:
     """State of each sibling, in order. `labels` by (sibling, attempt)."""
-    newest: dict[int, AttemptSeen] = {}
-    for attempt in seen:
-        known = newest.get(attempt.sibling)
-        if known is None or attempt.attempt >= known.attempt:
-            newest[attempt.sibling] = attempt
-    return tuple(_restore(newest.get(n), labels, repairs_max) for n in range(group_size))
+    attempts: dict[int, dict[int, AttemptSeen]] = {}
+    for one in seen:
+        attempts.setdefault(one.sibling, {})[one.attempt] = one
+    return tuple(_restore(attempts.get(n, {}), labels, repairs_max) for n in range(group_size))
 
 
 def _restore(
-    seen: AttemptSeen | None, labels: Mapping[tuple[int, int], OutcomeLabel], repairs_max: int
+    attempts: Mapping[int, AttemptSeen],
+    labels: Mapping[tuple[int, int], OutcomeLabel],
+    repairs_max: int,
 ) -> SiblingRestored:
-    if seen is None:
-        return SiblingRestored(0)
-    label = labels.get((seen.sibling, seen.attempt)) if seen.finished else None
-    final = label is not None and (label.outcome.valid or seen.attempt >= repairs_max)
-    if final:
-        return SiblingRestored(seen.attempt, label, seen.turns)
-    return SiblingRestored(seen.attempt + 1)
+    if not attempts:
+        return SiblingRestored(0, started=True)
+    newest = attempts[max(attempts)]
+    ended = {
+        number: Ended(label, len(one.turns), one.replays)
+        for number, one in sorted(attempts.items())
+        if one.finished and (label := labels.get((one.sibling, number))) is not None
+    }
+    last = ended.pop(newest.attempt, None)
+    earlier = tuple(ended.values())
+    if last is None and newest.finished:  # its label cannot be read: nobody else has one either
+        return SiblingRestored(newest.attempt + 1, started=True, earlier=earlier)
+    if last is None:
+        resume = _resume(newest) if newest.turns or newest.intents else None
+        return SiblingRestored(
+            newest.attempt,
+            resume=resume,
+            started=resume is None,
+            earlier=earlier,
+            replays=newest.replays,
+        )
+    if last.label.outcome.valid or newest.attempt >= repairs_max:
+        return SiblingRestored(
+            newest.attempt, last.label, last.turns, earlier=earlier, replays=last.replays
+        )
+    return SiblingRestored(newest.attempt + 1, started=True, earlier=(*earlier, last))
+
+
+def _resume(seen: AttemptSeen) -> Resume:
+    turns = tuple(sorted(seen.turns, key=lambda turn: turn.turn))
+    intent = next((i for i in seen.intents if i.turn == len(turns)), None)
+    gap = next((n for n, turn in enumerate(turns) if turn.turn != n), None)
+    ahead = any(i.turn > len(turns) for i in seen.intents)
+    broken = ""
+    if gap is not None or ahead:
+        broken = f"turn {len(turns) if gap is None else gap} is not in the events stream"
+    return Resume(turns, intent, seen.host, seen.box, seen.replays, broken)

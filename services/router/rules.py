@@ -34,4 +34,7 @@ class RouterRules(Value, frozen=True):
     hold_max_s: float = 300.0
     move_margin: int = 8
     move_ratio: float = 2.0
+    infra_ceiling: float = 0.5  # share of a batch's worth of attempts
+    infra_pause_s: float = 60.0
+    stall_s: float = 60.0
     limits: Limits = Limits()

@@ -15,7 +15,7 @@ from typing import Any
 from muster import codec
 from muster.errors import InvalidInput
 from muster.taskset import Task, task_from_archive
-from muster.types import SamplingParams
+from muster.types import JobPolicy, SamplingParams
 from muster.v1 import router_pb2 as pb
 from muster.v1 import router_pb2_grpc
 from services.router.driver import RouterDriver, ended
@@ -59,7 +59,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 way_out="letters, digits, - and _, at most 63",
             )
         tasks = _tasks(request)
-        await self._driver.submit(job, tasks, request.groups, request.group_size, sampling)
+        policy = _policy(request)
+        await self._driver.submit(job, tasks, request.groups, request.group_size, sampling, policy)
         return pb.SubmitTaskSetResponse(job=job, run=self._run)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
@@ -86,6 +87,10 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         return pb.CancelJobResponse(progress=_progress(await self._driver.cancel(request.job)))
 
+    async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
+        found = self._driver.explain(request.subject)
+        return pb.ExplainResponse(waiting=[codec.waiting_to_pb(line) for line in found])
+
 
 def _at_least(field: str, value: int, least: int, way_out: str) -> None:
     if value < least:
@@ -109,6 +114,40 @@ def _sampling(request: pb.SubmitTaskSetRequest) -> SamplingParams:
             way_out="sample with top_p = 1 and top_k = 0, and use the temperature instead",
         )
     return sampling
+
+
+def _policy(request: pb.SubmitTaskSetRequest) -> JobPolicy:
+    policy = codec.policy_from_pb(request.policy)
+    checks: list[tuple[str, object, bool, str]] = [
+        ("repairs_max", policy.repairs_max, 0 <= (policy.repairs_max or 0) <= 16, "0 to 16"),
+        (
+            "valid_min",
+            policy.valid_min,
+            policy.valid_min is None or 1 <= policy.valid_min <= request.group_size,
+            f"1 to the group's size, {request.group_size}",
+        ),
+        (
+            "zero_variance",
+            policy.zero_variance,
+            policy.zero_variance in (None, "train", "filter"),
+            "train or filter",
+        ),
+        (
+            "infra_ceiling",
+            policy.infra_ceiling,
+            policy.infra_ceiling is None or 0.0 < policy.infra_ceiling <= 1.0,
+            "a share above 0, at most 1",
+        ),
+    ]
+    for field, value, right, way_out in checks:
+        if not right:
+            raise InvalidInput(
+                "not a value of this policy",
+                field=f"policy.{field}",
+                value=value,
+                way_out=f"choose {way_out}, or leave it out to take the configured one",
+            )
+    return policy
 
 
 def _tasks(request: pb.SubmitTaskSetRequest) -> list[Task]:

@@ -63,7 +63,11 @@ async def serve(life: Lifecycle) -> None:
         connect(life.config.redis) as redis,
     ):
         servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host))
-        info = {"boxes_max": str(config.boxes_max), "backend": config.backend}
+        info = {
+            "boxes_max": str(config.boxes_max),
+            "backend": config.backend,
+            "pressure_stall": "per step" if backend.tells_stall else "not told",
+        }
         async with (
             rpc.serve(
                 config.listen, [servicer], names=[SERVICE_NAME], field="sandbox.listen"
@@ -79,9 +83,9 @@ async def serve(life: Lifecycle) -> None:
 def open_backend(config: Config, section: SandboxConfig) -> AbstractAsyncContextManager[Backend]:
     """The backend that the configuration names."""
     if section.backend == "fake":
-        from services.sandbox.adapters.fake import open_fake
+        from services.sandbox.adapters.scripted import open_scripted
 
-        return open_fake()
+        return open_scripted()
     from services.sandbox.adapters.native.backend import open_native
     from services.sandbox.adapters.native.client import Patience
 

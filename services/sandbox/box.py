@@ -24,6 +24,9 @@ class PutFile(Value, frozen=True):
 class Evidence(Value, frozen=True):
     """What was measured about one step; times in seconds.
 
+    cpu_s: processor time of the agent's processes during the step, also of those that earlier steps
+    left running. *_stall_s: time in which at least one of the step's processes waited for a
+    processor, for memory or for a disk; -1 where the kernel does not tell.
     exit_code is 128 + signal when a signal ended the shell. oom_kills, pids_refused: how often the
     box's limit struck during the step. broken: why the box can run nothing any more, by the
     agent's own doing and on positive evidence of it; it is scored as the model's failure.
@@ -41,6 +44,9 @@ class Evidence(Value, frozen=True):
     tail: bytes = b""
     total: int = 0
     broken: str = ""
+    cpu_stall_s: float = -1.0
+    memory_stall_s: float = -1.0
+    io_stall_s: float = -1.0
 
 
 class Judgement(Value, frozen=True):
@@ -75,6 +81,10 @@ class Backend(Protocol):
     Only a box that its agent broke, as the kernel's counters or error codes show, is told as
     evidence (`broken`): a late or dead part of the host is BoxFailure.
     """
+
+    @property
+    def tells_stall(self) -> bool:
+        """Whether the evidence of steps has figures for pressure stall."""
 
     async def start(self, box: str, limits: Limits) -> None:
         """A fresh box from the base; on failure nothing is left."""

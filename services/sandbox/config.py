@@ -15,7 +15,8 @@ class SandboxConfig(Section):
     listen: str = "127.0.0.1:0"
     """Address of the gRPC server; port 0 lets the system choose."""
     backend: str = Field("native", pattern="^(native|fake)$")
-    """native (namespaces of this kernel), or fake (in memory, a toy shell: for trying things)."""
+    """native (namespaces of this kernel), or fake: no boxes, no root; answers and rewards are made
+    up from the commands, for tests of the other services."""
     host_id: str = ""
     """Name of this host in the registry; empty takes the machine's name and the process id."""
     runtime_dir: Path | None = None
@@ -31,6 +32,10 @@ class SandboxConfig(Section):
     """Verifications at once; each needs a second box for its time."""
     idle_s: float = Field(1800.0, gt=0)
     """A box that no call touches for so long (seconds) ends."""
+    adopt_s: float = Field(120.0, gt=0)
+    """When a new router has taken over, boxes that it does not use within so long (seconds) end."""
+    answers_kept: int = Field(16, ge=1, le=1024)
+    """Results of steps that a box keeps for repeated calls, the newest ones."""
     steps_max: int = Field(512, ge=1, le=65536)
     """Steps that one box may run."""
     command_bytes_max: int = Field(64 << 10, ge=1024, le=100 << 10)

@@ -1,76 +1,49 @@
 """Runs boxes for callers: the pool's commands, the steps and verdicts of each box.
 
-Owns: every task in flight. Promise: a caller that goes away changes nothing: its start, step or
-verification runs on and its answer is kept for the repeat of the call; closing ends all boxes;
-what the backend could not do is Unavailable, never a result that could be scored.
+Owns: every task in flight. Promise: a caller that goes away, or is fenced, changes nothing: its
+start, step or verification runs on and its answer is kept for the repeat of the call, by whoever
+owns the attempt then. A box that the backend lost is ended and told as NotFound with the field
+`box`, here and in every later call; any other trouble of the backend is Unavailable. Neither is a
+result that could be scored. Closing ends all boxes.
 Does not cover: the wire (server.py), how a box is made (adapters/).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
-from collections import OrderedDict
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from muster import telemetry
-from muster.archive import unpack
+from muster import failpoints, telemetry
 from muster.clock import monotonic
-from muster.errors import InvalidInput, MusterError, Refused, Unavailable
-from muster.taskset import Task, TaskFile, task_from_archive
-from muster.types import EpisodeKey, Limits, Value
+from muster.errors import MusterError, NotFound, Refused, Unavailable
+from muster.types import EpisodeKey, Limits
 from services.sandbox import checks, environment, limits, pool, verdict
+from services.sandbox.adapters.callers import (
+    Acquired,
+    Ask,
+    Living,
+    UsedBox,
+    Verified,
+    Waiting,
+    counted,
+    known,
+    lost,
+    stops,
+)
 from services.sandbox.box import Backend, BoxFailure, Evidence
 from services.sandbox.config import SandboxConfig
 from services.sandbox.ledger import Decision, Ledger, StepRecord
+from services.sandbox.packages import KnownTasks
 
 _log = telemetry.logger("muster.sandbox")
 _TICK_S = 0.25
 _TASKS_KEPT = 64
+_ENDED = "the box was ended meanwhile"
 _ENDS_MAX = 3  # tries to end one box; each may take as long as the backend is patient
 T = TypeVar("T")
-
-
-class Acquired(Value, frozen=True):
-    """A box ready for its first step; start_s is its start and set-up, without waiting."""
-
-    box: str
-    start_s: float
-    workdir: str
-
-
-class Verified(Value, frozen=True):
-    """A verdict and the verifier's run."""
-
-    verdict: verdict.Verdict
-    evidence: Evidence
-
-
-class _Box:
-    """What the driver keeps of one box."""
-
-    def __init__(self, key: EpisodeKey, task: Task, files: dict[str, TaskFile], granted: Limits):
-        self.key, self.task, self.files, self.limits = key, task, files, granted
-        self.ledger: Ledger = Ledger()
-        self.step: asyncio.Task[StepRecord | Unavailable] | None = None
-        self.verification: asyncio.Task[Verified | Unavailable] | None = None
-        self.acquired: Acquired | None = None
-        self.touched = False  # a step or verification was asked for
-        self.ended = asyncio.Event()
-
-
-class _Ask:
-    """A caller waiting for a box."""
-
-    def __init__(self, box: _Box):
-        self.box = box
-        self.answer: asyncio.Future[Acquired] = asyncio.get_running_loop().create_future()
-        self.ticket = 0
-        self.name = ""  # of the box, once its start has begun
-        self.callers = 0
 
 
 class SandboxHost:
@@ -84,6 +57,7 @@ class SandboxHost:
             starting_max=config.starting_max,
             waiting_max=config.waiting_max,
             idle_s=config.idle_s,
+            adopt_s=config.adopt_s,
         )
         self._pool = pool.Pool(rules, prefix=f"b{secrets.token_hex(3)}")
         self._most = Limits(
@@ -93,10 +67,12 @@ class SandboxHost:
             config.disk_inodes_max,
             config.output_bytes_max,
         )
-        self._asks: dict[int, _Ask] = {}
-        self._by_key: dict[EpisodeKey, _Ask] = {}
-        self._boxes: dict[str, _Box] = {}
-        self._known: OrderedDict[str, tuple[Task, dict[str, TaskFile]]] = OrderedDict()
+        self.fenced_calls = 0
+        self._asks: dict[int, Ask] = {}  # by ticket, until their start begins
+        self._attempts: dict[EpisodeKey, Ask] = {}  # by the identity of their boxes
+        self._boxes: dict[str, UsedBox] = {}
+        self._waiting = Waiting()
+        self._known = KnownTasks(_TASKS_KEPT)
         self._verifying = asyncio.Semaphore(config.verifying_max)
         self._tickets = 0
         self._tasks = asyncio.TaskGroup()
@@ -120,8 +96,8 @@ class SandboxHost:
     def stop(self) -> None:
         """Answer every caller now, with Unavailable, and refuse new ones; waits for nothing."""
         self._stopped = True
-        for ask in self._by_key.values():
-            _settle(ask, _stops())
+        for ask in self._attempts.values():
+            ask.settle(stops())
         for task in self._running:
             task.cancel()  # the backend ends with us, and all boxes with it
 
@@ -129,50 +105,92 @@ class SandboxHost:
     def boxes(self) -> int:
         return len(self._boxes)
 
+    @counted
+    async def claim(self, run: str, owner_epoch: int) -> list[Living]:
+        """A router owns the run: older epochs are refused from now on. The run's living boxes."""
+        self._hear(run, owner_epoch, pool.Claimed(run, owner_epoch))
+        return [
+            Living(name, key, self._boxes[name].ledger.newest)
+            for name, key in self._pool.living(run).items()
+        ]
+
+    @counted
     async def acquire(
-        self, key: EpisodeKey, name: str, digest: str, archive: bytes, asked: Limits, wait_s: float
+        self,
+        key: EpisodeKey,
+        name: str,
+        digest: str,
+        archive: bytes,
+        asked: Limits,
+        wait_s: float,
+        *,
+        fresh: bool = False,
     ) -> Acquired:
-        """A box prepared for the task; the same call again gives the same box while unused."""
-        if self._stopped:
-            raise _stops()
-        task, files = self._task(name, digest, archive)
+        """A box prepared for the task; the same call again gives the same box while unused.
+
+        fresh: a box of this attempt that was used is ended first. Without it that is Refused.
+        """
+        self._hear(key.run, key.owner_epoch, pool.Spoke(key))
+        task, files = self._known.task(name, digest, archive)
         task_limits = limits.of_task(task.memory_bytes, task.disk_bytes)
         granted = limits.resolve(asked, task_limits, self._most)
-        ask = self._by_key.get(key)
+        await self._clear(key, fresh)
+        ask = self._attempts.get(pool.identity(key))
         if ask is None:
-            ask = _Ask(_Box(key, task, files, granted))
-            ask.box.ledger = Ledger(steps_max=self._config.steps_max)
-            self._by_key[key] = ask
-            self._tickets += 1
-            ask.ticket = self._tickets
-            self._asks[ask.ticket] = ask
-            self._feed(pool.Asked(ask.ticket, key, monotonic() + wait_s))
-        elif ask.box.touched:
-            raise Refused(
-                "this attempt has a box that ran steps already",
-                field="episode",
-                value=key.id,
-                way_out="open a new attempt",
-            )
-        self._feed(pool.Spoke(key))
+            ledger = Ledger(steps_max=self._config.steps_max, kept_max=self._config.answers_kept)
+            ask = self._ask(key, UsedBox(task, files, granted, ledger), wait_s)
+        self._feed(pool.Spoke(key, ask.name))
         ask.callers += 1
         try:
-            return await asyncio.shield(ask.answer)
+            got = await self._waiting.for_(key, ask.answer)
         finally:
             ask.callers -= 1
             if not ask.callers and not ask.answer.done():
-                self._abandon(ask)
+                self._abandon(key, ask)
+        await failpoints.at("sandbox.start.after")
+        return got
 
-    def _abandon(self, ask: _Ask) -> None:
-        """Every caller left before the box was there: nobody would ever use or release it."""
-        self._by_key.pop(ask.box.key, None)
+    async def _clear(self, key: EpisodeKey, fresh: bool) -> None:
+        """Wait for the end of a box of this attempt that can be used no more."""
+        while (ask := self._attempts.get(pool.identity(key))) and ask.box.acquired:
+            gone = self._pool.refusal(key, ask.name) is not None
+            if not gone and not ask.box.touched:
+                return
+            if not gone and not fresh:
+                raise Refused(
+                    "this attempt has a box that ran steps already",
+                    field="episode",
+                    value=key.id,
+                    way_out="go on in that box, or ask for a fresh one, which ends it",
+                )
+            self._feed(pool.Released(ask.name))
+            await ask.box.ended.wait()
+            self._hear(key.run, key.owner_epoch, pool.Spoke(key))
+
+    def _ask(self, key: EpisodeKey, box: UsedBox, wait_s: float) -> Ask:
+        self._tickets += 1
+        ask = Ask(pool.identity(key), box, self._tickets)
+        self._attempts[ask.attempt] = self._asks[ask.ticket] = ask
+        self._feed(pool.Asked(ask.ticket, key, monotonic() + wait_s))
+        return ask
+
+    def _abandon(self, key: EpisodeKey, ask: Ask) -> None:
+        """Every caller left before the box was there: nobody would ever use or release it.
+
+        Unless they were fenced: then the start goes on, for the new owner.
+        """
+        if ask.name and self._pool.fence(key.run, key.owner_epoch):
+            return
+        self._attempts.pop(ask.attempt, None)
         self._asks.pop(ask.ticket, None)
         self._feed(pool.Released(ask.name) if ask.name else pool.GaveUp(ask.ticket))
 
+    @counted
     async def execute(
         self, key: EpisodeKey, name: str, turn: int, command: str, timeout_s: float
     ) -> tuple[StepRecord, bool]:
         """Run a step once; True with a record that is kept from an earlier call."""
+        await failpoints.at("sandbox.exec.before")
         box = self._find(key, name)
         checks.step(self._config, command, timeout_s)
         decision = box.ledger.decide(turn, command)
@@ -182,40 +200,55 @@ class SandboxHost:
             box.ledger.begin(turn, command)
             box.step = self._spawn(self._step(name, box, command, timeout_s), f"step-{name}")
         assert box.step is not None
-        return _known(await _share(box.step)), decision is Decision.WAIT
+        record = known(await self._wait(key, name, box.step))
+        await failpoints.at("sandbox.exec.after")
+        return record, decision is Decision.WAIT
 
+    @counted
     async def verify(self, key: EpisodeKey, name: str) -> Verified:
-        """End the agent, seal its files, judge them; again: once more over the same files."""
+        """End the agent, seal its files, judge them; again: once more over the same files.
+
+        A verdict that no caller has got is kept and told to the next one instead.
+        """
+        await failpoints.at("sandbox.verify.before")
         box = self._find(key, name)
-        if box.verification is None or box.verification.done():
+        if box.untold is None and (box.verification is None or box.verification.done()):
             if box.step and not box.step.done():
                 raise Refused(
                     "a step of this box is running", field="box", value=name, way_out="wait for it"
                 )
             box.ledger.closed = "its files are sealed for verification"
             box.verification = self._spawn(self._judge(name, box), f"verify-{name}")
-        return _known(await _share(box.verification))
+        assert box.verification is not None
+        done = known(await self._wait(key, name, box.verification))
+        await failpoints.at("sandbox.verify.after")
+        box.untold = None
+        return done
 
+    @counted
     async def release(self, key: EpisodeKey, name: str) -> bool:
         """End a box; False when it is not there (any more)."""
-        if self._stopped:
-            raise _stops()
-        self._feed(pool.Spoke(key, name))
-        refusal = self._pool.refusal(key, name)
-        box = self._boxes.get(name)
-        if refusal is not None:
-            if refusal.code == "NOT_FOUND":
-                return False
-            raise refusal
+        await failpoints.at("sandbox.release.before")
+        try:
+            box = self._find(key, name)
+        except NotFound:
+            return False
         self._feed(pool.Released(name))
-        if box:
-            await box.ended.wait()
+        await box.ended.wait()
+        await failpoints.at("sandbox.release.after")
         return True
 
-    def _find(self, key: EpisodeKey, name: str) -> _Box:
+    def _hear(self, run: str, owner_epoch: int, event: pool.Event) -> None:
+        """A call arrived: the pool hears of it. Raises Fenced for one of a former owner."""
         if self._stopped:
-            raise _stops()
-        self._feed(pool.Spoke(key, name))
+            raise stops()
+        self._feed(event)
+        fence = self._pool.fence(run, owner_epoch)
+        if fence is not None:
+            raise fence
+
+    def _find(self, key: EpisodeKey, name: str) -> UsedBox:
+        self._hear(key.run, key.owner_epoch, pool.Spoke(key, name))
         refusal = self._pool.refusal(key, name)
         if refusal is not None:
             raise refusal
@@ -223,22 +256,11 @@ class SandboxHost:
         box.touched = True
         return box
 
-    def _task(self, name: str, digest: str, archive: bytes) -> tuple[Task, dict[str, TaskFile]]:
-        known = self._known.get(digest)
-        if known is None:
-            if hashlib.sha256(archive).hexdigest() != digest:
-                raise InvalidInput(
-                    "is not the sha256 of the archive",
-                    field="task.digest",
-                    value=digest[:80],
-                    way_out="send the archive as it was packed",
-                )
-            known = (task_from_archive(archive, name=name), unpack(archive))
-            self._known[digest] = known
-            if len(self._known) > _TASKS_KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(digest)
-        return known
+    async def _wait(self, key: EpisodeKey, name: str, work: asyncio.Task[T]) -> T:
+        try:
+            return await self._waiting.for_(key, work)
+        except NotFound:
+            raise stops() if self._stopped else lost(_ENDED, name) from None
 
     def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = self._tasks.create_task(work, name=name)
@@ -253,8 +275,10 @@ class SandboxHost:
                     self._spawn(self._start(self._asks.pop(ticket), box), f"start-{box}")
                 case pool.RefuseTicket(ticket):
                     ask = self._asks.pop(ticket)
-                    self._by_key.pop(ask.box.key, None)
-                    _settle(ask, pool.refused(command))
+                    self._attempts.pop(ask.attempt, None)
+                    ask.settle(pool.refused(command))
+                case pool.TellFormer():
+                    self._waiting.fence(self._pool.fence)
                 case pool.EndBox(box, why):
                     self._spawn(self._end(box, why), f"end-{box}")
 
@@ -263,31 +287,36 @@ class SandboxHost:
             await asyncio.sleep(_TICK_S)
             self._feed(pool.Ticked())
 
-    async def _start(self, ask: _Ask, name: str) -> None:
+    async def _start(self, ask: Ask, name: str) -> None:
         box = ask.box
         ask.name = name
         began = monotonic()
         try:
             with telemetry.span("box.start", box=name, task=box.task.name):
+                await failpoints.at("sandbox.start.before")
                 await self._backend.start(name, box.limits)
                 self._boxes[name] = box
                 await self._prepare(name, box)
         except (BoxFailure, MusterError) as failure:
             _log.warning("box %s did not start: %s", name, failure)
-            self._by_key.pop(box.key, None)
+            self._forget(ask)
             self._boxes.pop(name, None)
             await self._end_backend(name)
             self._feed(pool.StartFailed(name))
             if isinstance(failure, BoxFailure):
                 failure = pool.start_trouble(str(failure))
-            _settle(ask, failure)
+            ask.settle(failure)
             return
         box.acquired = Acquired(name, monotonic() - began, box.task.workdir)
         self._feed(pool.Started(name))
         if not ask.answer.done():
             ask.answer.set_result(box.acquired)
 
-    async def _prepare(self, name: str, box: _Box) -> None:
+    def _forget(self, ask: Ask) -> None:
+        if self._attempts.get(ask.attempt) is ask:
+            del self._attempts[ask.attempt]
+
+    async def _prepare(self, name: str, box: UsedBox) -> None:
         for action in environment.actions(box.task, box.files):
             match action:
                 case environment.Put(files):
@@ -300,21 +329,30 @@ class SandboxHost:
                     checks.setup(shown, found, _printed(found))
 
     async def _step(
-        self, name: str, box: _Box, command: str, timeout_s: float
-    ) -> StepRecord | Unavailable:
+        self, name: str, box: UsedBox, command: str, timeout_s: float
+    ) -> StepRecord | MusterError:
+        """Expected failures are returned: raised, they would end the whole host."""
         try:
             with telemetry.span("box.step", box=name):
                 evidence = await self._backend.run(name, command, timeout_s)
-        except BoxFailure as failure:
-            _log.warning("box %s lost a step: %s", name, failure)
+            await failpoints.at("sandbox.keep.before")
+        except (BoxFailure, Unavailable) as failure:
+            if name not in self._boxes:
+                return lost(_ENDED, name)
+            _log.warning("box %s is lost with a step: %s", name, failure)
             box.ledger.lose(f"the result of a step was lost ({failure})")
-            return _lost(f"the step's result is lost: {failure}")
-        return box.ledger.finish(evidence)
+            self._feed(pool.Released(name))  # it could take no other step
+            return lost(f"the box is lost with the result of its step: {failure}")
+        record = box.ledger.finish(evidence)
+        try:
+            await failpoints.at("sandbox.keep.after")
+        except Unavailable as told:
+            return told
+        return record
 
-    async def _judge(self, name: str, box: _Box) -> Verified | Unavailable:
+    async def _judge(self, name: str, box: UsedBox) -> Verified | MusterError:
         spec = environment.judge_spec(box.task, box.files, box.limits)
-        most = self._config.verify_timeout_s_max
-        spec = environment.bounded(spec, most)
+        spec = environment.bounded(spec, self._config.verify_timeout_s_max)
         async with self._verifying:
             with telemetry.span("box.verify", box=name):
                 try:
@@ -322,8 +360,13 @@ class SandboxHost:
                     judged = await self._backend.judge(name, spec)
                 except BoxFailure as failure:
                     _log.warning("box %s could not be judged: %s", name, failure)
-                    return _lost(f"the host could not judge: {failure}")
-        return Verified(verdict.read(judged), judged.evidence)
+                    return Unavailable(
+                        f"the host could not judge: {failure}",
+                        field="verifier",
+                        way_out="ask again: the files are sealed and stay as they are",
+                    )
+        box.untold = Verified(verdict.read(judged), judged.evidence)
+        return box.untold
 
     async def _end(self, name: str, why: str) -> None:
         _log.debug("box %s ends: %s", name, why)
@@ -337,8 +380,8 @@ class SandboxHost:
             if box:
                 box.ended.set()
         self._feed(pool.Ended(name))
-        if box and self._by_key.get(box.key) and self._by_key[box.key].box is box:
-            del self._by_key[box.key]
+        for ask in [ask for ask in self._attempts.values() if ask.box is box]:
+            self._forget(ask)
 
     async def _end_backend(self, name: str) -> None:
         for _ in range(_ENDS_MAX):
@@ -350,37 +393,5 @@ class SandboxHost:
                 _log.error("box %s could not be ended: %s", name, failure)
 
 
-async def _share(task: asyncio.Task[T]) -> T:
-    """Wait for a task that others wait for too; one waiter's end does not end it."""
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if task.cancelled():
-            raise Unavailable(
-                "the box was ended meanwhile", field="box", way_out="open a new attempt"
-            ) from None
-        raise
-
-
 def _printed(found: Evidence) -> str:
     return telemetry.printable((found.head + found.tail).decode("utf-8", "replace"))
-
-
-def _known(result: T | Unavailable) -> T:
-    if isinstance(result, Unavailable):
-        raise result
-    return result
-
-
-def _lost(problem: str) -> Unavailable:
-    return Unavailable(problem, field="box", way_out="open a new attempt, on another host if any")
-
-
-def _stops() -> Unavailable:
-    return Unavailable("this sandbox host stops", way_out="use another host")
-
-
-def _settle(ask: _Ask, error: MusterError) -> None:
-    if not ask.answer.done():
-        ask.answer.set_exception(error)
-        ask.answer.exception()  # a caller that left must not make the loop complain

@@ -84,6 +84,11 @@ class Ledger:
                 way_out="use the next turn for another command",
             )
 
+    @property
+    def newest(self) -> int:
+        """The newest turn that began; -1 before the first."""
+        return self._newest
+
     def begin(self, turn: int, command: str) -> None:
         self._running, self._newest = (turn, command), turn
         self._count += 1

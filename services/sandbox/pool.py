@@ -2,8 +2,10 @@
 
 Owns: every box of this host by its state, the callers waiting for one, the newest owner epoch of
 each run. Promise: never more than `boxes_max` boxes nor `starting_max` starts at once; callers are
-served in order and none waits past its deadline; a box of an older epoch ends as soon as a newer
-one speaks; a box that nobody touches for `idle_s` ends.
+served in order and none waits past its deadline. A box belongs to an attempt, not to an epoch: when
+a newer owner speaks, older ones are refused and the boxes live on; a call of the newest owner makes
+a box its own, and one that it does not use within `adopt_s` of its first word ends. A box that
+nobody touches for `idle_s` ends.
 Does not cover: what a box is (box.py), its steps (ledger.py).
 """
 
@@ -12,6 +14,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from muster.errors import Exhausted, Fenced, MusterError, NotFound, Unavailable
 from muster.types import EpisodeKey, Value
 
@@ -19,12 +23,18 @@ _RUNS_MAX = 256
 
 
 class PoolRules(Value, frozen=True):
-    """Bounds; idle_s in seconds."""
+    """Bounds; idle_s, adopt_s in seconds."""
 
     boxes_max: int = 32
     starting_max: int = 4
     waiting_max: int = 256
     idle_s: float = 1800.0
+    adopt_s: float = 120.0
+
+
+def identity(key: EpisodeKey) -> EpisodeKey:
+    """The attempt, whoever owns it: what a box belongs to."""
+    return replace(key, owner_epoch=0)
 
 
 class Asked(Value, frozen=True, tag=True):
@@ -58,6 +68,13 @@ class Spoke(Value, frozen=True, tag=True):
     box: str = ""
 
 
+class Claimed(Value, frozen=True, tag=True):
+    """A router says that it owns the run."""
+
+    run: str
+    owner_epoch: int
+
+
 class Released(Value, frozen=True, tag=True):
     box: str
 
@@ -72,7 +89,7 @@ class Ticked(Value, frozen=True, tag=True):
     """Time passed."""
 
 
-Event = Asked | GaveUp | Started | StartFailed | Spoke | Released | Ended | Ticked
+Event = Asked | GaveUp | Started | StartFailed | Spoke | Claimed | Released | Ended | Ticked
 
 
 class StartBox(Value, frozen=True, tag=True):
@@ -94,13 +111,26 @@ class EndBox(Value, frozen=True, tag=True):
     why: str
 
 
-Command = StartBox | RefuseTicket | EndBox
+class TellFormer(Value, frozen=True, tag=True):
+    """A newer owner has spoken: callers of older epochs that wait for an answer are fenced."""
+
+    run: str
+
+
+Command = StartBox | RefuseTicket | EndBox | TellFormer
 
 
 class BoxState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     ENDING = "ending"
+
+
+class _Owner(Value, frozen=True):
+    """The newest owner of a run, and when it spoke first."""
+
+    epoch: int
+    since: float
 
 
 class _Box:
@@ -118,7 +148,7 @@ class Pool:
         self._rules, self._prefix = rules, prefix
         self._boxes: dict[str, _Box] = {}
         self._waiting: OrderedDict[int, Asked] = OrderedDict()
-        self._epochs: OrderedDict[str, int] = OrderedDict()
+        self._owners: OrderedDict[str, _Owner] = OrderedDict()
         self._count = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -134,9 +164,10 @@ class Pool:
             case StartFailed(box) | Ended(box):
                 self._boxes.pop(box, None)
             case Spoke(key, name):
-                self._see(key, commands)
-                if name in self._boxes:
-                    self._boxes[name].touched = now
+                self._see(key.run, key.owner_epoch, now, commands)
+                self._touch(key, name, now)
+            case Claimed(run, epoch):
+                self._see(run, epoch, now, commands)
             case Released(box):
                 self._end(box, "released", commands)
             case Ticked():
@@ -144,18 +175,19 @@ class Pool:
         self._fill(now, commands)
         return commands
 
+    def fence(self, run: str, owner_epoch: int) -> Fenced | None:
+        """Why an owner is refused, or None. Changes nothing."""
+        owner = self._owners.get(run)
+        return None if owner is None or owner_epoch >= owner.epoch else fenced(owner.epoch)
+
     def refusal(self, key: EpisodeKey, box: str) -> MusterError | None:
         """Why a call for `box` by `key` is refused, or None. Changes nothing."""
-        newest = self._epochs.get(key.run, key.owner_epoch)
-        if key.owner_epoch < newest:
-            return Fenced(
-                f"owner epoch {newest} of this run has spoken",
-                field="episode.owner_epoch",
-                value=key.owner_epoch,
-                way_out="a newer router owns the run: stop",
-            )
+        fence = self.fence(key.run, key.owner_epoch)
+        if fence is not None:
+            return fence
         found = self._boxes.get(box)
-        if found is None or found.state is not BoxState.READY or found.key != key:
+        there = found is not None and found.state is BoxState.READY
+        if found is None or not there or identity(found.key) != identity(key):
             return NotFound(
                 "this host has no such box for this episode",
                 field="box",
@@ -163,6 +195,14 @@ class Pool:
                 way_out="acquire a new box: hosts that restart lose theirs",
             )
         return None
+
+    def living(self, run: str) -> dict[str, EpisodeKey]:
+        """The boxes of a run that take calls, under the owner that used each last."""
+        return {
+            name: box.key
+            for name, box in self._boxes.items()
+            if box.key.run == run and box.state is BoxState.READY and not box.doomed
+        }
 
     @property
     def boxes(self) -> dict[str, EpisodeKey]:
@@ -174,8 +214,9 @@ class Pool:
         return len(self._waiting)
 
     def _ask(self, event: Asked, now: float, commands: list[Command]) -> None:
-        self._see(event.key, commands)
-        if event.key.owner_epoch < self._epochs[event.key.run]:
+        key = event.key
+        self._see(key.run, key.owner_epoch, now, commands)
+        if self.fence(key.run, key.owner_epoch) is not None:
             commands.append(RefuseTicket(event.ticket, True, "a newer owner epoch has spoken"))
         elif len(self._waiting) >= self._rules.waiting_max:
             problem = f"{self._rules.waiting_max} callers wait for a box already"
@@ -183,25 +224,33 @@ class Pool:
         else:
             self._waiting[event.ticket] = event
 
-    def _see(self, key: EpisodeKey, commands: list[Command]) -> None:
-        if key.owner_epoch <= self._epochs.get(key.run, -1):
+    def _see(self, run: str, epoch: int, now: float, commands: list[Command]) -> None:
+        owner = self._owners.get(run)
+        if owner is not None and epoch <= owner.epoch:
             return
-        self._epochs[key.run] = key.owner_epoch
-        self._epochs.move_to_end(key.run)
-        for name, box in list(self._boxes.items()):
-            if box.key.run == key.run and box.key.owner_epoch < key.owner_epoch:
-                self._end(name, f"owner epoch {key.owner_epoch} has spoken", commands)
+        self._owners[run] = _Owner(epoch, now)
+        self._owners.move_to_end(run)
+        if owner is not None:
+            commands.append(TellFormer(run))
         for ticket, asked in list(self._waiting.items()):
-            if asked.key.run == key.run and asked.key.owner_epoch < key.owner_epoch:
+            if asked.key.run == run and asked.key.owner_epoch < epoch:
                 del self._waiting[ticket]
                 commands.append(RefuseTicket(ticket, True, "a newer owner epoch has spoken"))
         self._forget_runs()
 
+    def _touch(self, key: EpisodeKey, name: str, now: float) -> None:
+        """A call for a box: by the newest owner of its attempt it keeps the box, and makes it its
+        own; by anybody else it does nothing."""
+        box = self._boxes.get(name)
+        known = box is not None and identity(box.key) == identity(key)
+        if box is not None and known and self.fence(key.run, key.owner_epoch) is None:
+            box.key, box.touched = key, now
+
     def _forget_runs(self) -> None:
         busy = {box.key.run for box in self._boxes.values()}
-        for run in list(self._epochs)[:-1]:
-            if len(self._epochs) > _RUNS_MAX and run not in busy:
-                del self._epochs[run]
+        for run in list(self._owners)[:-1]:
+            if len(self._owners) > _RUNS_MAX and run not in busy:
+                del self._owners[run]
 
     def _started(self, name: str, now: float, commands: list[Command]) -> None:
         box = self._boxes[name]
@@ -223,11 +272,21 @@ class Pool:
         for name, box in list(self._boxes.items()):
             if box.state is BoxState.READY and now - box.touched > self._rules.idle_s:
                 self._end(name, f"untouched for {self._rules.idle_s:g} s", commands)
+            elif box.state is BoxState.READY and self._left_over(box, now):
+                why = f"owner epoch {self._owners[box.key.run].epoch} has no use for it"
+                self._end(name, why, commands)
         for ticket, asked in list(self._waiting.items()):
             if now >= asked.deadline:
                 del self._waiting[ticket]
                 problem = f"all {self._rules.boxes_max} boxes of this host stayed in use"
                 commands.append(RefuseTicket(ticket, False, problem))
+
+    def _left_over(self, box: _Box, now: float) -> bool:
+        """The newest owner had its time, and never called for this box."""
+        owner = self._owners.get(box.key.run)
+        if owner is None or box.key.owner_epoch >= owner.epoch:
+            return False
+        return now - owner.since > self._rules.adopt_s
 
     def _fill(self, now: float, commands: list[Command]) -> None:
         starting = sum(box.state is BoxState.STARTING for box in self._boxes.values())
@@ -244,11 +303,20 @@ class Pool:
             commands.append(StartBox(ticket, name, asked.key))
 
 
+def fenced(newest: int) -> Fenced:
+    """The error of a former owner."""
+    return Fenced(
+        f"owner epoch {newest} of this run has spoken",
+        field="owner_epoch",
+        way_out="a newer router owns the run: stop",
+    )
+
+
 def refused(command: RefuseTicket) -> MusterError:
     """The error that a refused caller sees."""
     if command.fenced:
         return Fenced(
-            command.problem, field="episode.owner_epoch", way_out="a newer router owns it: stop"
+            command.problem, field="owner_epoch", way_out="a newer router owns the run: stop"
         )
     return Exhausted(
         command.problem, field="sandbox.boxes_max", way_out="raise it, or add a sandbox host"

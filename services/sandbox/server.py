@@ -14,10 +14,22 @@ SERVICE_NAME = "muster.v1.SandboxService"
 
 
 class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
-    """The four calls; MusterError becomes a status in muster/rpc.py."""
+    """The calls; MusterError becomes a status in muster/rpc.py."""
 
     def __init__(self, host: SandboxHost):
         self._host = host
+
+    async def ClaimHost(
+        self,
+        request: pb.ClaimHostRequest,
+        context: grpc.aio.ServicerContext[pb.ClaimHostRequest, pb.ClaimHostResponse],
+    ) -> pb.ClaimHostResponse:
+        living = await self._host.claim(request.run, request.owner_epoch)
+        boxes = [
+            pb.LivingBox(episode=codec.key_to_pb(b.key), box=b.box, newest_turn=b.newest_turn)
+            for b in living
+        ]
+        return pb.ClaimHostResponse(boxes=boxes, fenced_calls=self._host.fenced_calls)
 
     async def AcquireBox(
         self,
@@ -38,6 +50,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
                 asked.output_bytes,
             ),
             context.time_remaining() or 0.0,
+            fresh=request.fresh,
         )
         return pb.AcquireBoxResponse(
             box=got.box, host=self._host.host, start_s=got.start_s, workdir=got.workdir
@@ -67,6 +80,9 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             output_bytes_total=found.total,
             box_broken=bool(found.broken),
             repeated=repeated,
+            cpu_stall_s=found.cpu_stall_s,
+            memory_stall_s=found.memory_stall_s,
+            io_stall_s=found.io_stall_s,
         )
 
     async def Verify(
@@ -82,6 +98,8 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             wall_s=done.evidence.wall_s,
             exit_code=done.evidence.exit_code,
             output_tail=done.evidence.head + done.evidence.tail,
+            cpu_s=done.evidence.cpu_s,
+            cpu_stall_s=done.evidence.cpu_stall_s,
         )
 
     async def ReleaseBox(

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from muster.config import Config
+    from muster.registry import Registry
+    from services.trainer.adapters.checkpoint import CheckpointStore
     from services.trainer.config import TrainerConfig
     from services.trainer.driver import Driver
     from services.trainer.policy import Policy
+    from services.trainer.ports import Fleet
 
 
 def main() -> int:
@@ -40,25 +43,30 @@ def main() -> int:
 
 
 async def _serve(life: lifecycle.Lifecycle) -> None:
-    from muster.model import ensure_model
     from muster.registry import Registry
     from muster.rpc import Listener
-    from muster.streams import connect, next_epoch
+    from muster.streams import connect
     from muster.v1.trainer_pb2_grpc import add_TrainerServiceServicer_to_server
-    from services.trainer.config import TrainerConfig
+    from services.trainer.adapters.epoch import take_epoch
+    from services.trainer.config import TrainerConfig, check
     from services.trainer.server import SERVICE, TrainerServicer
 
     config = life.config
     mine = config.section("trainer", TrainerConfig)
-    path, cache = config.model.path, config.state_dir / "cache"
-    base = await worker.unless(life.stopping, lambda: ensure_model(path, cache), "model")
+    check(mine, config.sections)
+    base = await worker.unless(life.stopping, lambda: _base(config, mine), "model")
     if base is None:
+        return
+    store = _store(config, mine, base)
+    used = await worker.unless(life.stopping, store.epoch, "epoch")
+    if used is None:
         return
     listener = Listener(mine.listen, field="trainer.listen")
     async with connect(config.redis) as redis:
-        epoch = await next_epoch(redis, config.run, "trainer")
+        epoch = await take_epoch(redis, config.run, used)
+        store.note_epoch(epoch)
         registry = Registry(redis, config.run)
-        driver = _driver(config, redis, epoch, base)
+        driver = _driver(config, redis, epoch, base, store)
 
         @asynccontextmanager
         async def door() -> AsyncIterator[None]:
@@ -73,13 +81,30 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
         await driver.run(life.stopping)
 
 
-def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
-    from muster.registry import Registry
-    from muster.transfer.publisher import TransferSettings
-    from services.trainer.adapters.bank import GrpcBank
+def _without_tensors(mine: TrainerConfig) -> bool:
+    return mine.policy == "fake" and mine.transport == "none"
+
+
+def _base(config: Config, mine: TrainerConfig) -> Path:
+    from muster.model import ensure_model
+
+    if _without_tensors(mine):
+        return Path(config.model.path)
+    return ensure_model(config.model.path, config.state_dir / "cache")
+
+
+def _store(config: Config, mine: TrainerConfig, base: Path) -> CheckpointStore:
     from services.trainer.adapters.checkpoint import CheckpointStore
-    from services.trainer.adapters.fleet import InferenceFleet
     from services.trainer.adapters.model_files import side_names
+
+    required = () if _without_tensors(mine) else side_names(base)
+    root = config.state_dir / "checkpoints" / config.run
+    return CheckpointStore(root, config.run, mine.checkpoints_kept, required)
+
+
+def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: CheckpointStore) -> Driver:
+    from muster.registry import Registry
+    from services.trainer.adapters.bank import GrpcBank
     from services.trainer.adapters.version_log import RedisVersionLog
     from services.trainer.config import TrainerConfig
     from services.trainer.driver import Driver, DriverSettings
@@ -93,6 +118,9 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
         replica_check_s=mine.replica_check_s,
         retry_s=mine.retry_s,
         retry_first_s=mine.retry_first_s,
+        checkpoint_every=mine.checkpoint_every,
+        checkpoint_idle_s=mine.checkpoint_idle_s,
+        start_step=mine.start_step,
     )
     bank = GrpcBank(
         registry,
@@ -102,24 +130,39 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path) -> Driver:
         lease_wait_s=mine.lease_wait_s,
         call_deadline_s=mine.call_deadline_s,
     )
+    return Driver(
+        settings,
+        load=_loader(mine),
+        store=store,
+        bank=bank,
+        versions=RedisVersionLog(redis, config.run, epoch),
+        fleet=_fleet(mine, registry, config.run, epoch),
+    )
+
+
+def _fleet(mine: TrainerConfig, registry: Registry, run: str, epoch: int) -> Fleet:
+    if mine.transport == "none":
+        from services.trainer.adapters.fake import UnsentFleet
+
+        return UnsentFleet(registry)
+    from muster.transfer.publisher import TransferSettings
+    from services.trainer.adapters.fleet import InferenceFleet
+
     transfer = TransferSettings(
         backend=mine.transport,
         host=mine.transport_host,
         timeout_s=mine.publish_deadline_s,
         call_timeout_s=mine.call_deadline_s,
     )
-    checkpoints = config.state_dir / "checkpoints" / config.run
-    return Driver(
-        settings,
-        load=_loader(mine),
-        store=CheckpointStore(checkpoints, config.run, mine.checkpoints_keep, side_names(base)),
-        bank=bank,
-        versions=RedisVersionLog(redis, config.run, epoch),
-        fleet=InferenceFleet(registry, run=config.run, epoch=epoch, transfer=transfer),
-    )
+    return InferenceFleet(registry, run=run, epoch=epoch, transfer=transfer)
 
 
 def _loader(config: TrainerConfig) -> Callable[[Path], Policy]:
+    if config.policy == "fake":
+        from services.trainer.adapters.fake import FakePolicy, FakeTensors
+
+        return FakePolicy.load if config.transport == "none" else FakeTensors.load
+
     def load(folder: Path) -> Policy:
         from services.trainer.adapters.torch_policy import TorchPolicy, settings_of
 

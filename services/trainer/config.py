@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from muster.config import Section
+from muster.errors import ConfigError
 
 
 class TrainerConfig(Section):
@@ -47,11 +49,25 @@ class TrainerConfig(Section):
     """Type of weights and activations in a pass, and of the weights that engines get. Master
     weights and optimizer are float32 always."""
 
-    checkpoints_keep: int = Field(2, ge=1, le=1000)
-    """Newest checkpoints kept; older ones are deleted after a newer one is durable."""
+    policy: Literal["torch", "fake"] = "torch"
+    """torch, or fake: no training and no model, for tests of the other services."""
 
-    transport: Literal["gloo", "nccl"] = "gloo"
-    """How weights travel to the engines."""
+    checkpoint_every: int = Field(1, ge=1, le=1000)
+    """Optimizer steps from one checkpoint to the next. Above 1 a crash costs up to so many steps,
+    which are trained again; at most readybank.unacknowledged_max."""
+    checkpoint_idle_s: float = Field(30.0, ge=0, le=86400)
+    """After so long without a batch the newest step is saved, whatever `checkpoint_every` says:
+    until then its groups are not counted as trained."""
+    checkpoints_kept: int = Field(3, ge=0, le=1000)
+    """Newest checkpoints kept; 0 keeps all. What came before the oldest of them is deleted, there
+    and in the ready bank."""
+    start_step: int | None = Field(None, ge=0)
+    """Go back to the checkpoint of this step (0: the first model), once; newer checkpoints are set
+    aside. The batches that it has not seen are trained again. Without it: the newest."""
+
+    transport: Literal["gloo", "nccl", "none"] = "gloo"
+    """How weights travel to the engines. none: they do not, versions are only recorded as
+    published; for tests with fake engines."""
     transport_host: str = "127.0.0.1"
     """Address of this machine that the engines can reach, for the transfer."""
     publish_deadline_s: float = Field(120.0, gt=0, le=3600)
@@ -67,3 +83,24 @@ class TrainerConfig(Section):
     """How long the bank or Redis may be away before the trainer ends with an error."""
     retry_first_s: float = Field(0.2, gt=0, le=60)
     """First wait between two tries; it doubles up to 5 s."""
+
+
+def check(mine: TrainerConfig, sections: Mapping[str, Section]) -> None:
+    """What holds between settings, also the bank's. Raises ConfigError."""
+    if mine.transport == "none" and mine.policy != "fake":
+        raise ConfigError(
+            "engines would go on with the first model for ever",
+            field="trainer.transport",
+            value=mine.transport,
+            way_out='take it out; none goes with trainer.policy = "fake" alone',
+        )
+    bank = sections.get("readybank")
+    bound = bank.model_dump().get("unacknowledged_max") if bank else None
+    if bound is not None and mine.checkpoint_every > bound:
+        raise ConfigError(
+            f"the bank leases no more than {bound} batches that are in no checkpoint, so the "
+            "trainer would wait for ever",
+            field="trainer.checkpoint_every",
+            value=mine.checkpoint_every,
+            way_out=f"set it to {bound} at most, or raise readybank.unacknowledged_max",
+        )

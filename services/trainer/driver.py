@@ -13,10 +13,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from muster import telemetry
+from muster import failpoints, telemetry
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
 from muster.tasks import end
@@ -29,11 +30,16 @@ from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import plan_step, report_step
 from services.trainer.policy import Policy, Stopped
-from services.trainer.ports import Bank, Fleet, VersionLog, VersionRecord
+from services.trainer.ports import Bank, Fleet, Registration, Stage, VersionLog, VersionRecord
 
 T = TypeVar("T")
 EVENTS_MAX = 64  # one task at a time answers, so a handful is ever queued
 RETRY_STEP_MAX_S = 5.0
+_RECORD_POINTS = {
+    Stage.TRAINED: ("trainer.record_trained.before", "trainer.record_trained.after"),
+    Stage.DURABLE: ("trainer.record_durable.before", "trainer.record_durable.after"),
+    Stage.PUBLISHED: ("trainer.record_published.before", "trainer.record_published.after"),
+}
 _log = telemetry.logger("trainer.driver")
 
 
@@ -46,6 +52,9 @@ class DriverSettings(Value, frozen=True):
     replica_check_s: float = 5.0
     retry_s: float = 120.0
     retry_first_s: float = 0.2
+    checkpoint_every: int = 1
+    checkpoint_idle_s: float = 30.0
+    start_step: int | None = None
 
 
 class Driver:
@@ -62,7 +71,10 @@ class Driver:
         fleet: Fleet,
         door: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
     ):
-        self.machine = s.TrainerMachine()
+        self.machine = s.TrainerMachine(
+            checkpoint_every=settings.checkpoint_every,
+            checkpoint_idle_s=settings.checkpoint_idle_s,
+        )
         self.settings = settings
         self._load, self._store, self._bank = load, store, bank
         self._versions, self._fleet = versions, fleet
@@ -70,7 +82,8 @@ class Driver:
         self._events: asyncio.Queue[s.TrainerEvent] = asyncio.Queue(EVENTS_MAX)
         self._abort = threading.Event()
         self._lineage = Lineage({0: NO_PARENT}, 0)
-        self._last_batch: FrozenBatch | None = None  # of the newest checkpoint
+        self._saved: tuple[FrozenBatch, ...] = ()  # what the newest checkpoint has and the one
+        self._unsaved: tuple[FrozenBatch, ...] = ()  # before had not; trained since
         self._policy: Policy
         self._batch: TrainBatch
 
@@ -112,7 +125,7 @@ class Driver:
 
     async def _start(self) -> None:
         known = await self._retried("the versions stream", self._versions.known)
-        step, record = await in_daemon(self._restore, "restore")
+        step, record, oldest = await in_daemon(self._restore, "restore")
         self._lineage = self._lineage.join({v: k.parent for v, k in known.items()})
         recorded = known.get(record.version)
         if recorded and recorded.digest != record.digest:
@@ -123,20 +136,25 @@ class Driver:
                 way_out="use the model and checkpoints that the run began with, or a new run name",
             )
         async with self.door():
-            await self._events.put(s.Started(step, record, self._lineage.next_version))
+            await self._events.put(s.Started(step, record, self._lineage.next_version, oldest))
             await asyncio.Event().wait()  # until the end, when this task is cancelled
 
-    def _restore(self) -> tuple[int, VersionRecord]:
+    def _restore(self) -> tuple[int, VersionRecord, int]:
+        """Step, version record and oldest step kept; the policy is loaded."""
+        if self.settings.start_step is None:
+            self._store.forget_return()
+        else:
+            self._store.go_back(self.settings.start_step, self.settings.epoch)
         found = self._store.newest()
         if found:
             folder, meta = found
             self._policy, self._lineage = self._load(folder), meta.lineage
-            self._last_batch = meta.batch
-            return meta.step, meta.record(folder)
+            self._saved = meta.batches
+            return meta.step, meta.record(folder), self._store.oldest_kept()
         base = self.settings.base
         self._policy = self._load(base)
         digest = self._fleet.digest(self._policy.engine_state(), 0, NO_PARENT)
-        return 0, VersionRecord(0, NO_PARENT, digest, str(base))
+        return 0, VersionRecord(0, NO_PARENT, digest, str(base)), 0
 
     async def _carry_out(self, commands: list[s.Command]) -> None:
         for command in commands:
@@ -151,43 +169,84 @@ class Driver:
     async def _do(self, command: s.Command) -> s.TrainerEvent | None:
         match command:
             case s.Register():
-                found = await self._retried(
-                    "the ready bank",
-                    lambda: self._bank.register(command.last_durable_step, self._last_batch),
-                )
-                return s.Registered(found.next_step)
+                return s.Registered((await self._register(command)).next_step)
             case s.LeaseBatch():
                 self._batch = await self._lease(command.step)
                 return s.BatchLeased(self._batch.step)
             case s.TrainStep():
-                return s.StepTrained(await in_daemon(self._train, "train"))
+                report = await in_daemon(self._train, "train")
+                self._unsaved += (self._batch.frozen,)
+                return s.StepTrained(report)
+            case s.SealVersion():
+                return s.VersionSealed(
+                    command.step, await in_daemon(lambda: self._seal(command), "seal")
+                )
             case s.SaveCheckpoint():
-                record = await in_daemon(lambda: self._save(command), "save")
-                return s.CheckpointSaved(command.step, record)
+                return await self._checkpoint(command)
             case s.RecordVersion():
-                await self._retried(
-                    "the versions stream", lambda: self._versions.append(command.record)
+                await self._effect(
+                    "the versions stream",
+                    _RECORD_POINTS[command.record.stage],
+                    lambda: self._versions.append(command.record),
                 )
                 return None
             case s.AcknowledgeBatch():
-                await self._retried("the ready bank", lambda: self._bank.acknowledge(command.step))
-                return s.BatchAcknowledged(command.step)
-            case s.Publish():
-                state = self._policy.engine_state()
-                done = await self._retried(
-                    "the registry",
-                    lambda: self._fleet.publish(
-                        state, command.version, command.parent, command.skip
-                    ),
+                await self._effect(
+                    "the ready bank",
+                    ("trainer.acknowledge.before", "trainer.acknowledge.after"),
+                    lambda: self._bank.acknowledge(command.step, command.oldest_kept),
                 )
-                return s.Published(done.reports, done.serving)
+                return s.BatchAcknowledged(command.step)
+            case s.PruneCheckpoints():
+                await self._effect(
+                    "the checkpoint folder",
+                    ("trainer.prune.before", "trainer.prune.after"),
+                    lambda: in_daemon(lambda: self._store.prune(command.oldest_kept), "prune"),
+                )
+                return None
+            case s.Publish():
+                return await self._publish(command)
         raise TypeError(f"no such command: {command!r}")
 
+    async def _register(self, command: s.Register) -> Registration:
+        """Once per batch that the newest checkpoint added: a bank that lost its record of one
+        takes it from here, and takes no step before those that precede it."""
+        last, points = (
+            command.last_durable_step,
+            ("trainer.register.before", "trainer.register.after"),
+        )
+        told: list[tuple[int, FrozenBatch | None]] = [(b.step, b) for b in self._saved]
+        for step, batch in told or [(last, None)]:
+            answer = await self._effect(
+                "the ready bank",
+                points,
+                partial(self._bank.register, step, batch, command.oldest_kept),
+            )
+        return answer
+
+    async def _publish(self, command: s.Publish) -> s.Published:
+        state = self._policy.engine_state()
+        done = await self._retried(
+            "the registry",
+            lambda: self._fleet.publish(state, command.version, command.parent, command.skip),
+        )
+        return s.Published(done.reports, done.serving)
+
+    async def _checkpoint(self, command: s.SaveCheckpoint) -> s.CheckpointSaved:
+        record = await self._effect(
+            "the checkpoint folder",
+            ("trainer.save.before", "trainer.save.after"),
+            lambda: in_daemon(lambda: self._save(command), "save"),
+        )
+        self._unsaved = ()
+        return s.CheckpointSaved(command.step, record, self._store.oldest_kept())
+
     async def _lease(self, step: int) -> TrainBatch:
+        points = ("trainer.lease.before", "trainer.lease.after")
         while True:  # a lease that ends in time without a batch is asked for again
             asked = monotonic()
             try:
-                return await self._retried("the ready bank", lambda: self._bank.lease(step))
+                return await self._effect("the ready bank", points, lambda: self._bank.lease(step))
             except TimeoutError:
                 _log.info("no batch for step %d in %.0f s, asking again", step, monotonic() - asked)
 
@@ -197,24 +256,53 @@ class Driver:
         figures = self._policy.train(plan, self._abort.is_set)
         return report_step(plan, figures, monotonic() - started)
 
+    def _seal(self, command: s.SealVersion) -> VersionRecord:
+        grown = self._grown(command.version)
+        digest = self._fleet.digest(self._policy.engine_state(), command.version, command.parent)
+        self._lineage = grown
+        return VersionRecord(
+            command.version, command.parent, digest, "", Stage.TRAINED, command.report
+        )
+
+    def _grown(self, version: int) -> Lineage:
+        """The tree with this version; it has it when it was sealed, or a save is tried again."""
+        known = self._lineage
+        return known if known.current == version else known.grow(version)
+
     def _save(self, command: s.SaveCheckpoint) -> VersionRecord:
-        grown = self._lineage.grow(command.version)
-        state = self._policy.engine_state()
+        """Tried again it has the same effect."""
+        grown = self._grown(command.version)
+        digest = command.digest or self._fleet.digest(
+            self._policy.engine_state(), command.version, command.parent
+        )
         meta = CheckpointMeta(
             run=self.settings.run,
             step=command.step,
             version=command.version,
             parent=command.parent,
-            digest=self._fleet.digest(state, command.version, command.parent),
+            digest=digest,
             trainer_epoch=self.settings.epoch,
             lineage=grown,
             report=command.report,
-            batch=self._batch.frozen,
+            batches=self._unsaved,
         )
         stop = self._abort.is_set
         folder = self._store.save(meta, lambda path: self._policy.write(path, stop), stop)
         self._lineage = grown
         return meta.record(folder)
+
+    async def _effect(
+        self, what: str, points: tuple[str, str], call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """What others can see, between its failpoints; repeated when it may have failed."""
+
+        async def once() -> T:
+            await failpoints.at(points[0])
+            answer = await call()
+            await failpoints.at(points[1])
+            return answer
+
+        return await self._retried(what, once)
 
     async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         gone, wait = monotonic(), self.settings.retry_first_s

@@ -8,6 +8,7 @@ has taken over.
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import StrEnum
 from typing import Any, Protocol
 
 from muster.types import Value
@@ -36,14 +37,22 @@ class ReplicaReport(Value, frozen=True):
     error: str = ""
 
 
+class Stage(StrEnum):
+    """What has become of a version. One is never both first `TRAINED` and first `DURABLE`."""
+
+    TRAINED = "trained"  # in memory only; said before it is published
+    DURABLE = "durable"
+    PUBLISHED = "published"
+
+
 class VersionRecord(Value, frozen=True):
-    """One entry of the versions stream; `published` is the later of its two stages."""
+    """One entry of the versions stream. `checkpoint` is empty while there is none."""
 
     version: int
     parent: int
     digest: str
     checkpoint: str
-    published: bool = False
+    stage: Stage = Stage.DURABLE
     report: StepReport | None = None
     publications: tuple[ReplicaReport, ...] = ()
 
@@ -52,15 +61,19 @@ class Bank(Protocol):
     """The ready bank. Every call is retried by its caller, so each must be idempotent there."""
 
     async def register(
-        self, last_durable_step: int, last_batch: FrozenBatch | None
+        self, last_durable_step: int, last_batch: FrozenBatch | None, oldest_kept_step: int
     ) -> Registration:
-        """`last_batch`: the batch of that step; None before the first."""
+        """`last_batch`: the batch of that step; None before the first.
+
+        `oldest_kept_step`: this trainer never goes back further; 0 while it may go back to the
+        model that the run began with.
+        """
 
     async def lease(self, step: int) -> TrainBatch:
         """Waits until the batch is there."""
 
-    async def acknowledge(self, step: int) -> int:
-        """Groups trained."""
+    async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
+        """That step and all before it are durable. Answers the groups of that step."""
 
 
 class KnownVersion(Value, frozen=True):

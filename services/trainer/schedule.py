@@ -1,14 +1,20 @@
 """The order of a trainer's life.
 
 Owns: register → lease → train → save → record → acknowledge → publish → lease … Promise: a batch is
-acknowledged only when a checkpoint that contains it is durable, and published only after that; so a
-crash between any two steps loses nothing and trains nothing twice: a batch that the checkpoint
-contains is only acknowledged when it is leased again. Does not cover: I/O (driver.py).
+acknowledged only when a checkpoint that contains it is durable; its version is recorded before it
+is published; an old checkpoint is deleted only after the bank has answered a call that named the
+new oldest one. So a crash between any two steps loses nothing and trains nothing twice in the
+lineage of a checkpoint. Does not cover: I/O (driver.py).
 
     Started ─ RecordVersion, Register ─ Registered ─ [AcknowledgeBatch] ─ Publish ─
-        Published ─ LeaseBatch
-    BatchLeased ─ TrainStep ─ StepTrained ─ SaveCheckpoint ─ CheckpointSaved ─
-        RecordVersion, AcknowledgeBatch ─ BatchAcknowledged ─ Publish ─ Published ─ LeaseBatch
+        Published ─ PruneCheckpoints, LeaseBatch
+    BatchLeased ─ TrainStep ─ StepTrained ─ SaveCheckpoint ─ CheckpointSaved ─ RecordVersion,
+        AcknowledgeBatch ─ BatchAcknowledged ─ Publish ─ Published ─ PruneCheckpoints, LeaseBatch
+
+With `checkpoint_every` above 1 the steps between are only sealed: SealVersion ─ VersionSealed ─
+RecordVersion, Publish. A crash goes back to the checkpoint; the bank gives the batches since then
+again, unchanged and in order, and what is made of them has new numbers. When no batch comes for
+`checkpoint_idle_s`, the last step is saved all the same: its groups get their fate.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from msgspec.structs import replace
 from muster.types import Value
 from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT
-from services.trainer.ports import ReplicaReport, VersionRecord
+from services.trainer.ports import ReplicaReport, Stage, VersionRecord
 
 
 class Event(Value, frozen=True, tag=True):
@@ -32,12 +38,14 @@ class Event(Value, frozen=True, tag=True):
 class Started(Event, frozen=True):
     """The newest checkpoint (or the base model: step 0) is loaded.
 
-    `record` is its version record; `next_version` lies above every version of the run.
+    `record` is its version record; `next_version` lies above every version of the run;
+    `oldest_kept` is the step of the oldest checkpoint to be kept, 0 while nothing is deleted.
     """
 
     step: int
     record: VersionRecord
     next_version: int
+    oldest_kept: int = 0
 
 
 class Registered(Event, frozen=True):
@@ -58,11 +66,19 @@ class StepTrained(Event, frozen=True):
     report: StepReport
 
 
-class CheckpointSaved(Event, frozen=True):
-    """The step is durable; `record` names its version."""
+class VersionSealed(Event, frozen=True):
+    """The step's weights have their number and digest, in memory."""
 
     step: int
     record: VersionRecord
+
+
+class CheckpointSaved(Event, frozen=True):
+    """The step is durable; `record` names its version. `oldest_kept`: see Started."""
+
+    step: int
+    record: VersionRecord
+    oldest_kept: int = 0
 
 
 class BatchAcknowledged(Event, frozen=True):
@@ -91,6 +107,7 @@ TrainerEvent = (
     | Registered
     | BatchLeased
     | StepTrained
+    | VersionSealed
     | CheckpointSaved
     | BatchAcknowledged
     | Published
@@ -104,9 +121,10 @@ class Command(Value, frozen=True, tag=True):
 
 
 class Register(Command, frozen=True):
-    """Fence former trainers, tell the bank what is durable."""
+    """Fence former trainers, tell the bank what is durable and how far back it may be asked."""
 
     last_durable_step: int
+    oldest_kept: int = 0
 
 
 class LeaseBatch(Command, frozen=True):
@@ -121,13 +139,23 @@ class TrainStep(Command, frozen=True):
     step: int
 
 
-class SaveCheckpoint(Command, frozen=True):
-    """Make the step durable as a new version."""
+class SealVersion(Command, frozen=True):
+    """Name the step's weights; no checkpoint."""
 
     step: int
     version: int
     parent: int
     report: StepReport
+
+
+class SaveCheckpoint(Command, frozen=True):
+    """Make the step durable as a version: a new one, or the sealed one that has `digest`."""
+
+    step: int
+    version: int
+    parent: int
+    report: StepReport
+    digest: str = ""
 
 
 class RecordVersion(Command, frozen=True):
@@ -137,9 +165,16 @@ class RecordVersion(Command, frozen=True):
 
 
 class AcknowledgeBatch(Command, frozen=True):
-    """Tell the bank that `step` is durable."""
+    """Tell the bank that `step` and all before it are durable."""
 
     step: int
+    oldest_kept: int = 0
+
+
+class PruneCheckpoints(Command, frozen=True):
+    """Delete the checkpoints of steps below `oldest_kept`: the bank has been told."""
+
+    oldest_kept: int
 
 
 class Publish(Command, frozen=True):
@@ -182,14 +217,18 @@ class Missed(Value, frozen=True):
 
 
 class TrainerMachine:
-    """See the module. To be read: `phase`, `step` (last durable one), `record` (its version),
-    `missed` (by replica). A replica that keeps failing is tried ever more seldom, at last every
+    """See the module. To be read: `phase`, `step` (last trained one), `record` (its version),
+    `durable` (step of the newest checkpoint), `checkpoint` (its folder), `missed` (by replica).
+    A replica that keeps failing is tried ever more seldom, at last every
     `MISSED_DUES_MAX` ReplicasDue; a new version is tried at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, checkpoint_every: int = 1, checkpoint_idle_s: float = 30.0) -> None:
         self.phase = Phase.STARTING
-        self.step = 0
-        self.record = VersionRecord(0, NO_PARENT, "", "")
+        self.step = self.durable = 0
+        self.record, self.checkpoint = VersionRecord(0, NO_PARENT, "", ""), ""
+        self._every, self._idle_s = checkpoint_every, checkpoint_idle_s
+        self._oldest_kept = self._told_oldest = self._pruned = 0
+        self._now = self._asked_at = 0.0
         self.missed: dict[str, Missed] = {}
         self._next_version = 1
         self._dues = 0  # ReplicasDue so far
@@ -200,6 +239,7 @@ class TrainerMachine:
             Registered: self._on_registered,
             BatchLeased: self._on_leased,
             StepTrained: self._on_trained,
+            VersionSealed: self._on_sealed,
             CheckpointSaved: self._on_saved,
             BatchAcknowledged: self._on_acknowledged,
             Published: self._on_published,
@@ -208,15 +248,20 @@ class TrainerMachine:
         }
 
     def handle(self, event: TrainerEvent, now: float) -> list[Command]:
-        """Commands that follow from `event`; this machine needs no clock."""
-        del now
+        """Commands that follow from `event`. `now`: seconds, steady."""
+        self._now = now
         return [] if self.phase is Phase.STOPPED else self._handlers[type(event)](event)
 
     def _on_started(self, event: Started) -> list[Command]:
-        self.step, self.record = event.step, event.record
+        self._now_durable(event.step, event.record, event.oldest_kept)
         self._next_version = event.next_version
         # The record again: the process may have ended between checkpoint and record.
-        return [RecordVersion(event.record), Register(event.step)]
+        return [RecordVersion(event.record), Register(event.step, event.oldest_kept)]
+
+    def _now_durable(self, step: int, record: VersionRecord, oldest_kept: int) -> None:
+        self.step = self.durable = step
+        self.record, self.checkpoint = record, record.checkpoint
+        self._oldest_kept = oldest_kept
 
     def _on_registered(self, event: Registered) -> list[Command]:
         next_step = event.next_step
@@ -227,7 +272,18 @@ class TrainerMachine:
                 "restore the newer checkpoints, or use another run name",
             )
         # Registering tells the bank what is durable; a bank that still asks for it is told so.
-        return [AcknowledgeBatch(self.step)] if next_step <= self.step else self._publish()
+        self._told_oldest = self._oldest_kept
+        return [self._acknowledge()] if next_step <= self.step else self._publish()
+
+    def _acknowledge(self) -> AcknowledgeBatch:
+        return AcknowledgeBatch(self.durable, self._oldest_kept)
+
+    def _prune(self) -> list[Command]:
+        """Only what the bank has answered for. After the publication: nothing waits for it."""
+        if self._told_oldest <= self._pruned:
+            return []
+        self._pruned = self._told_oldest
+        return [PruneCheckpoints(self._pruned)]
 
     def _on_leased(self, event: BatchLeased) -> list[Command]:
         self._leasing, self._arrived = False, event.step
@@ -235,16 +291,27 @@ class TrainerMachine:
 
     def _on_acknowledged(self, event: BatchAcknowledged) -> list[Command]:
         del event
+        self._told_oldest = self._oldest_kept
         return self._publish()
 
     def _on_published(self, event: Published) -> list[Command]:
         self._note_missed(event.reports)
-        return [*self._record_publication(event), *self._go_on()]
+        return [*self._record_publication(event), *self._prune(), *self._go_on()]
 
     def _on_replicas_due(self, event: ReplicasDue) -> list[Command]:
         del event
         self._dues += 1
-        return self._publish() if self.phase is Phase.WAITING else []
+        if self.phase is not Phase.WAITING:
+            return []
+        idle = self._now - self._asked_at >= self._idle_s
+        return self._save_sealed() if idle and self.step > self.durable else self._publish()
+
+    def _save_sealed(self) -> list[Command]:
+        """Nothing to train on: a good time to make durable what is not."""
+        made = self.record
+        assert made.report is not None, "a step that is not durable was trained here"
+        self.phase = Phase.SAVING
+        return [SaveCheckpoint(self.step, made.version, made.parent, made.report, made.digest)]
 
     def _on_stop(self, event: StopRequested) -> list[Command]:
         del event
@@ -274,7 +341,7 @@ class TrainerMachine:
         inherited = event.serving > 0 and self.record.parent != NO_PARENT
         if not served and not inherited:
             return []
-        record = replace(self.record, published=True, publications=event.reports)
+        record = replace(self.record, stage=Stage.PUBLISHED, publications=event.reports)
         return [RecordVersion(record)]
 
     def _go_on(self) -> list[Command]:
@@ -283,12 +350,12 @@ class TrainerMachine:
             self.phase = Phase.WAITING
             if self._leasing:
                 return []
-            self._leasing = True
+            self._leasing, self._asked_at = True, self._now
             return [LeaseBatch(self.step + 1)]
-        if step <= self.step:
+        if step <= self.durable:
             self.phase = Phase.SAVING
-            return [AcknowledgeBatch(step)]
-        if step > self.step + 1:
+            return [self._acknowledge()]
+        if step != self.step + 1:
             return self._halt(
                 f"the bank leased step {step} after step {self.step}", "restart the trainer"
             )
@@ -298,20 +365,24 @@ class TrainerMachine:
     def _on_trained(self, event: StepTrained) -> list[Command]:
         report = event.report
         self.phase = Phase.SAVING
-        return [
-            SaveCheckpoint(
-                step=report.step,
-                version=self._next_version,
-                parent=self.record.version,
-                report=report,
-            )
-        ]
+        due = report.step - self.durable >= self._every
+        make = SaveCheckpoint if due else SealVersion
+        return [make(report.step, self._next_version, self.record.version, report)]
+
+    def _on_sealed(self, event: VersionSealed) -> list[Command]:
+        self.step, self.record = event.step, event.record
+        self._new_version()
+        return [RecordVersion(event.record), *self._publish()]
 
     def _on_saved(self, event: CheckpointSaved) -> list[Command]:
-        self.step, self.record = event.step, event.record
-        self._next_version = event.record.version + 1
-        self.missed = {}
-        return [RecordVersion(event.record), AcknowledgeBatch(event.step)]
+        self._now_durable(event.step, event.record, event.oldest_kept)
+        self._new_version()
+        return [RecordVersion(event.record), self._acknowledge()]
+
+    def _new_version(self) -> None:
+        if self.record.version >= self._next_version:
+            self._next_version = self.record.version + 1
+            self.missed = {}
 
     def _halt(self, problem: str = "", way_out: str = "") -> list[Command]:
         self.phase = Phase.STOPPED

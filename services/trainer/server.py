@@ -30,8 +30,8 @@ class TrainerServicer(TrainerServiceServicer):
     async def GetTrainerStatus(
         self, request: pb.GetTrainerStatusRequest, context: Any
     ) -> pb.GetTrainerStatusResponse:
-        """Phase, last durable step, its version and checkpoint; `last.publications` are those of
-        the replicas that have not taken the version, with the error of the newest try."""
+        """Phase, last trained step, its version, the newest checkpoint; `last.publications` are
+        of the replicas that have not taken the version, with the error of the newest try."""
         machine = self._driver.machine
         last = record_to_pb(machine.record)
         last.publications.extend(replica_to_pb(m.report) for m in machine.missed.values())
@@ -40,6 +40,6 @@ class TrainerServicer(TrainerServiceServicer):
             trainer_epoch=self._driver.settings.epoch,
             step=machine.step,
             version=machine.record.version,
-            checkpoint=machine.record.checkpoint,
+            checkpoint=machine.checkpoint,
             last=last,
         )

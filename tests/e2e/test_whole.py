@@ -82,7 +82,7 @@ async def _run(folder: Path) -> Whole:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     config = folder / "muster.toml"
-    config.write_text(f"[router]\nlisten = '{address}'\n[trainer]\ncheckpoints_keep = 4\n")
+    config.write_text(f"[router]\nlisten = '{address}'\n[trainer]\ncheckpoints_kept = 4\n")
     state = folder / "state"
     muster = Muster(state, "up", config=config)
     try:

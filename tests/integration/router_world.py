@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from muster import rpc, streams
 from muster.codec import pack_f32, pack_ids, unpack_ids
-from muster.errors import MusterError
+from muster.errors import MusterError, NotFound
 from muster.journal import Journal
 from muster.registry import Registry
 from muster.v1 import common_pb2 as pb
@@ -69,6 +69,7 @@ class ScriptedHost(sandbox_pb2_grpc.SandboxServiceServicer):
         self.executed: list[tuple[str, int, str]] = []
         self.calls: list[tuple[str, int]] = []
         self.released: list[str] = []
+        self.changed = asyncio.Condition()
         self.lose_first = False
         self.refuse_exec: MusterError | None = None
 
@@ -88,12 +89,75 @@ class ScriptedHost(sandbox_pb2_grpc.SandboxServiceServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         return sbx.ExecResponse(limit=sbx.STEP_LIMIT_NONE, output_head=b"ok", repeated=not first)
 
+    async def until_released(self, boxes: int) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: len(self.released) >= boxes)
+
     async def Verify(self, request: sbx.VerifyRequest, context: Any) -> sbx.VerifyResponse:
         return sbx.VerifyResponse(status=sbx.VERDICT_STATUS_REWARDED, reward=1.0)
 
     async def ReleaseBox(self, request: sbx.ReleaseBoxRequest, context: Any) -> Any:
-        self.released.append(request.box)
+        async with self.changed:
+            self.released.append(request.box)
+            self.changed.notify_all()
         return sbx.ReleaseBoxResponse(existed=True)
+
+
+class BoxHost(ScriptedHost):
+    """Boxes that remember what ran in them, and can be lost. `prints`: the output of a step.
+
+    `before` and `after` are waited for around the running of a command.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.boxes: dict[str, str] = {}  # box → attempt
+        self.kept: dict[tuple[str, int], sbx.ExecResponse] = {}
+        self.made = 0
+        self.fresh: list[bool] = []
+        self.prints: Callable[[sbx.ExecRequest], str] = lambda request: f"out {request.turn}"
+        self.before: Callable[[sbx.ExecRequest], Awaitable[None]] = at_once
+        self.after: Callable[[sbx.ExecRequest], Awaitable[None]] = at_once
+
+    async def AcquireBox(self, request: sbx.AcquireBoxRequest, context: Any) -> Any:
+        key, self.made = request.episode, self.made + 1
+        attempt = f"{key.group}.{key.sibling}.{key.attempt}"
+        self.fresh.append(request.fresh)
+        if request.fresh:
+            self.boxes = {b: a for b, a in self.boxes.items() if a != attempt}
+        box = f"{self.name}-{self.made}"
+        self.boxes[box] = attempt
+        return sbx.AcquireBoxResponse(box=box)
+
+    async def Exec(self, request: sbx.ExecRequest, context: Any) -> sbx.ExecResponse:
+        place = (request.box, request.turn)
+        await self.before(request)
+        self._know(request.box)
+        kept = self.kept.get(place)
+        if kept is not None:
+            return kept
+        self.executed.append((*place, request.command))
+        answer = sbx.ExecResponse(
+            limit=sbx.STEP_LIMIT_NONE, output_head=self.prints(request).encode(), cpu_s=0.5
+        )
+        self.kept[place] = sbx.ExecResponse()
+        self.kept[place].CopyFrom(answer)
+        self.kept[place].repeated = True
+        await self.after(request)
+        return answer
+
+    async def Verify(self, request: sbx.VerifyRequest, context: Any) -> sbx.VerifyResponse:
+        self._know(request.box)
+        return await super().Verify(request, context)
+
+    def _know(self, box: str) -> None:
+        if box not in self.boxes:
+            raise NotFound("this host has no such box", field="box", value=box)
+
+
+async def at_once(request: object) -> None:
+    """Waits for nothing."""
 
 
 class Router:
@@ -104,14 +168,20 @@ class Router:
 
 
 @asynccontextmanager
-async def router(redis: Redis, run: str, folder: Path, **rules: Any) -> AsyncIterator[Router]:
+async def router(
+    redis: Redis,
+    run: str,
+    folder: Path,
+    durable_type: Callable[[Redis, streams.RunStreams], Durable] = Durable,
+    **rules: Any,
+) -> AsyncIterator[Router]:
     """Start a router on the run; leaving the block ends it as abruptly as a crash would."""
     epoch = await streams.next_epoch(redis, run, "router")
     machine_rules = RouterRules(run=run, owner_epoch=epoch, **rules)
     machine = RouterMachine(machine_rules)
     path = folder / f"router-{epoch}.jsonl"
     journal = Journal(path, "router", machine_rules)
-    durable = Durable(redis, streams.RunStreams(redis, run, role="router", epoch=epoch))
+    durable = durable_type(redis, streams.RunStreams(redis, run, role="router", epoch=epoch))
     calls = Calls(Letters(), durable.task_archive, box_start_timeout_s=5)
     driver = RouterDriver(machine, calls, durable, Registry(redis, run), journal, RouterConfig())
     stopping = asyncio.Event()
@@ -134,12 +204,12 @@ async def router(redis: Redis, run: str, folder: Path, **rules: Any) -> AsyncIte
 
 @asynccontextmanager
 async def fleet(
-    redis: Redis, run: str, *, replicas: int = 1
+    redis: Redis, run: str, *, replicas: int = 1, hosts: Sequence[ScriptedHost] = ()
 ) -> AsyncIterator[tuple[list[ScriptedReplica], ScriptedHost]]:
-    """Announced replicas and one host."""
+    """Announced replicas and hosts, one where none is given; answers the first host."""
     registry = Registry(redis, run)
     made = [ScriptedReplica() for _ in range(replicas)]
-    host = ScriptedHost()
+    hosts = hosts or [ScriptedHost()]
     async with AsyncExitStack() as stack:
         for number, replica in enumerate(made):
             add: Any = inference_pb2_grpc.add_InferenceServiceServicer_to_server
@@ -147,9 +217,11 @@ async def fleet(
             announced = registry.announce("inference", f"r{number}", server.address)
             await stack.enter_async_context(announced)
         add = sandbox_pb2_grpc.add_SandboxServiceServicer_to_server
-        server = await stack.enter_async_context(rpc.serve("127.0.0.1:0", [(add, host)]))
-        await stack.enter_async_context(registry.announce("sandbox", "h0", server.address))
-        yield made, host
+        for number, host in enumerate(hosts):
+            server = await stack.enter_async_context(rpc.serve("127.0.0.1:0", [(add, host)]))
+            announced = registry.announce("sandbox", f"h{number}", server.address)
+            await stack.enter_async_context(announced)
+        yield made, hosts[0]
 
 
 def decoded(request: inf.GenerateRequest) -> list[int]:

@@ -127,6 +127,39 @@ async def test_a_former_router_is_fenced() -> None:
             await world.generate("b", epoch=1)
 
 
+async def test_a_claim_ends_the_requests_of_the_former_router_and_refuses_it() -> None:
+    async with serving(Script(wedged=True)) as world:
+        async with asyncio.TaskGroup() as tasks:
+
+            async def former() -> None:
+                with pytest.raises(Fenced, match="owner epoch 2"):
+                    await world.generate("a", epoch=1)
+
+            tasks.create_task(former())
+            await until(lambda: world.engine.load().running == 1)
+            claim = pb.ClaimReplicaRequest(run="main", owner_epoch=2)
+            assert (await world.stub.ClaimReplica(claim, timeout=5)).aborted == 1
+        with pytest.raises(Fenced):
+            await world.generate("a", epoch=1)
+        world.engine.rescript(Script())
+        await world.generate("a", epoch=2)
+        status = await world.stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=5)
+        assert status.fenced_calls == 2
+
+
+async def test_a_router_that_calls_first_and_claims_nothing_is_the_owner_all_the_same() -> None:
+    async with serving(Script(wedged=True)) as world, asyncio.TaskGroup() as tasks:
+
+        async def former() -> None:
+            with pytest.raises(Fenced):
+                await world.generate("a", epoch=1)
+
+        tasks.create_task(former())
+        await until(lambda: world.engine.load().running == 1)
+        world.engine.rescript(Script())
+        await world.generate("a", epoch=2)  # the same turn, asked for again
+
+
 async def test_requests_above_the_bound_are_refused_and_the_place_comes_back() -> None:
     async with serving(Script(wedged=True)) as world:
         running = [world.stub.Generate(request(name), timeout=10) for name in ("a", "b")]

@@ -52,11 +52,13 @@ class Router:
         self._run, self._epoch = run, epoch
 
     async def open(self, group: str, size: int) -> None:
-        opened = ev.GroupOpened(job="j", task=f"task-of-{group}", group_size=size)
+        opened = ev.GroupOpened(
+            job=group.rpartition("-")[0], task=f"task-of-{group}", group_size=size
+        )
         opened.sampling.CopyFrom(codec.sampling_to_pb(SamplingParams(0.7, 1.0, 0, 5)))
         event = ev.TrajectoryEvent(group_opened=opened)
         event.episode.CopyFrom(codec.key_to_pb(EpisodeKey(self._run, group, 0, 0, self._epoch)))
-        await self._append([self._entry("events", group, event)])
+        await self._append([self._entry("events", "opened", event)])
 
     async def episode(
         self, group: str, sibling: int, label: OutcomeLabel, attempt: int = 0
@@ -76,7 +78,7 @@ class Router:
         await self._append(
             [
                 self._entry("events", f"{key.id}/2", end),
-                self._entry("outcomes", key.id, codec.label_to_pb(key, label)),
+                self._entry("outcomes", f"{key.id}/label", codec.label_to_pb(key, label)),
             ]
         )
 
@@ -88,7 +90,8 @@ class Router:
     def _entry(
         self, stream: str, dedupe: str, message: ev.TrajectoryEvent | ev.OutcomeLabel
     ) -> StreamEntry:
-        return StreamEntry(stream, stream, dedupe, message.SerializeToString())
+        scope, needs = f"g:{message.episode.group}", "" if dedupe == "opened" else "opened"
+        return StreamEntry(stream, scope, dedupe, message.SerializeToString(), needs=needs)
 
     async def _append(
         self, entries: list[StreamEntry], payloads: dict[str, bytes] | None = None

@@ -63,8 +63,10 @@ async def test_a_task_set_becomes_recorded_turns_and_labels(
         await it.stub.SubmitTaskSet(submission(), timeout=5)
         progress = await until(it.stub, complete)
         assert progress.outcomes == {"model_success": 2}
+        await host.until_released(2)
     kinds = [e.WhichOneof("event") for e in await events(redis, run)]
-    assert sorted(kinds) == ["episode_finished"] * 2 + ["group_opened"] + ["turn_finished"] * 2
+    turns = ["turn_finished"] * 2 + ["turn_intended"] * 2
+    assert sorted(kinds) == ["episode_finished"] * 2 + ["group_opened"] + turns
     assert sorted(host.released) == ["job-00000.0.0", "job-00000.1.0"]
     turn = next(e for e in await events(redis, run) if e.HasField("turn_finished")).turn_finished
     assert turn.sampled_tokens == len(REPLY)

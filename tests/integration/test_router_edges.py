@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -12,21 +13,13 @@ from redis.asyncio import Redis
 from muster import rpc
 from muster.errors import Exhausted, Fenced, InvalidInput
 from muster.streams import Received
-from muster.types import Outcome, OutcomeLabel
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from muster.v1 import router_pb2 as rt
 from services.router.adapters.durable import Durable, decode_tailed
 from services.router.config import RouterConfig
-from services.router.recovery import AttemptSeen, restore_siblings
 from tests.integration.router_world import fleet, router
 from tests.integration.test_router import submission
-
-
-def test_the_newest_attempt_decides_at_a_restart() -> None:
-    lost = OutcomeLabel(Outcome.INFRA_FAILURE, "engine")
-    seen = [AttemptSeen(0, 0, 1, finished=True), AttemptSeen(0, 1, 1)]
-    assert restore_siblings(1, seen, {(0, 0): lost}, 2)[0].attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,17 @@ def test_the_newest_attempt_decides_at_a_restart() -> None:
     ],
 )
 def test_what_is_neither_published_nor_trained_means_nothing_yet(message: Received) -> None:
-    assert decode_tailed(message) is None
+    assert decode_tailed(message.stream, message.data) is None
+
+
+class NoConversations:
+    """For runs without an episode that goes on."""
+
+    def text(self, ids: Any) -> str:
+        raise AssertionError("nothing is read")
+
+    def restore(self, *told: Any) -> None:
+        raise AssertionError("nothing goes on")
 
 
 async def test_following_goes_on_after_what_recovery_read_and_reads_nothing_twice(
@@ -48,7 +51,7 @@ async def test_following_goes_on_after_what_recovery_read_and_reads_nothing_twic
     durable = Durable(redis, RunStreams(redis, run))
     stage = ev.VERSION_STAGE_PUBLISHED
     await append_version(redis, run, ev.PolicyVersionRecord(version=1, stage=stage))
-    async for _ in durable.recover(2):
+    async for _ in durable.recover(2, NoConversations()):
         pass
     await append_version(redis, run, ev.PolicyVersionRecord(version=2, stage=stage))
     assert [getattr(x, "version", 0) for x in await durable.follow()] == [2]

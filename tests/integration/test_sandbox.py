@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from muster.archive import TaskFile, pack_files
-from muster.errors import HostUnfit, Unavailable
+from muster.errors import HostUnfit, NotFound
 from muster.types import EpisodeKey, Limits, StepLimit
 from services.sandbox.adapters.native import hostcheck
 from services.sandbox.adapters.native.backend import NativeBackend, instance_of, open_native
@@ -184,7 +184,7 @@ async def test_releasing_a_box_ends_its_verification(
         box = (await host.acquire(key, "t", digest, archive, Limits(0, 0, 0, 0, 0), 20)).box
 
         async def verify() -> None:
-            with pytest.raises(Unavailable):
+            with pytest.raises(NotFound):
                 await host.verify(key, box)
 
         async with asyncio.TaskGroup() as tasks:

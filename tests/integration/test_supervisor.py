@@ -194,3 +194,54 @@ def test_a_second_supervisor_in_the_same_folder_is_refused(
     assert "another muster is running with this state folder" in second.stderr
     assert f"process {run.process.pid}" in second.stderr
     assert run.interrupt()["status"] == 0
+
+
+def test_when_the_leader_is_killed_its_standby_leads_at_once_and_the_other_stands_by(
+    supervise: Supervise,
+) -> None:
+    run = supervise("pair")
+    run.until_ready("redis", "router")
+    assert "stands by" in run.until(service="router-2", phase="ready")["detail"]
+    first = state.router_address(run.state_dir)
+    os.kill(run.pid("router"), signal.SIGKILL)
+    # Before the dead one's heartbeat would have run out, so before the restarted one came to ask.
+    told = [run.until(phase="ready"), run.until(phase="ready")]
+    assert [line["service"] for line in told] == ["router-2", "router"]
+    assert "leads now" in told[0]["detail"]
+    assert "stands by" in told[1]["detail"]
+    assert state.router_address(run.state_dir) not in ("", first)
+    assert run.interrupt()["status"] == 0
+
+
+def test_a_leader_that_was_stopped_for_long_is_refused_and_comes_back_as_the_standby(
+    supervise: Supervise,
+) -> None:
+    run = supervise("pair")
+    run.until_ready("redis", "router", "router-2")
+    former = run.pid("router")
+    os.kill(former, signal.SIGSTOP)
+    assert "leads now" in run.until(service="router-2", phase="ready")["detail"]
+    os.kill(former, signal.SIGCONT)
+    assert "a newer router leads" in run.until(service="router", phase="restarting")["detail"]
+    assert "stands by" in run.until(service="router", phase="ready")["detail"]
+    assert run.interrupt()["status"] == 0
+
+
+def test_a_torn_append_only_file_is_told_and_a_damaged_one_ends_the_start(
+    supervise: Supervise,
+) -> None:
+    run = supervise("serve")
+    run.until_ready("redis", "s0")
+    run.interrupt()
+    run.process.wait()
+    [file] = (run.state_dir / "redis" / "appendonlydir").glob("*.aof")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-5])
+    torn = supervise("serve")
+    assert "torn" in torn.until(service="redis", phase="ready")["detail"]
+    torn.interrupt()
+    torn.process.wait()
+    file.write_bytes(b"*" + bytes(20) + whole)
+    ended = supervise("serve").until(status=2)
+    assert "damaged in the middle" in ended["line"]
+    assert "exec -a valkey-check-aof" in ended["line"]

@@ -1,28 +1,26 @@
-"""The bank against a dumb oracle, over random histories, interleavings, repeats, restarts and
-losses of the newest records.
+"""The bank against a dumb oracle, over random histories, interleavings, repeats, restarts, clocks,
+kills between any two effects, retirements, and losses of the newest records.
 
 The oracle looks at everything that was fed so far and says which groups are whole, with which
-attempts, and since when. The machine must freeze exactly the oldest of those, at once, and never
-say anything else about them again.
+attempts, and since when. The machine must freeze exactly those that the rule of batch.py names, at
+once, and never say anything else about them again; and nothing may be left of a group that is over,
+nor anything be missing of one that is not. MUSTER_TEST_EXAMPLES sets how many examples are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.types import EpisodeKey, Outcome, OutcomeLabel
+from muster.types import EpisodeKey, OutcomeLabel
 from services.readybank import events as e
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
-from tests.scenarios.lossy_store import LossyStore
-
-RULES = e.BankRules(valid_min=1, repairs_max=1, unacknowledged_max=100)
-Message = tuple[str, Any]  # (stream, event)
+from tests.property.bank_bench import EXAMPLES, POLICIES, RULES, Bench, Message, rules_of
+from tests.scenarios.lossy_store import Killed
 
 labels = st.sampled_from([scored(1.0), scored(0.0), INFRA, UNKNOWN])
 
@@ -36,19 +34,26 @@ def histories(draw: st.DrawFn, honest: bool = False) -> list[list[Message]]:
     lines: list[list[list[Message]]] = []  # per sibling, in its own order
     groups: list[list[Message]] = []
     for number in range(draw(st.integers(1, 4))):
-        group, size = f"g{number}", draw(st.integers(1, 3))
-        groups.append([("events", opened(group, size))])
+        job = draw(st.sampled_from(sorted(POLICIES)))
+        group, size = f"{job}-{number}", draw(st.integers(1, 3))
+        groups.append([("events", _opened(group, size))])
         for sibling in range(size):
             line: list[list[Message]] = []
             for which, label in enumerate(draw(st.lists(labels, min_size=1, max_size=3))):
                 key = EpisodeKey(RUN, group, sibling, which, 1)
                 events, said = attempt(key, label, turns=draw(st.integers(0, 2)))
                 calls = [[("events", event)] for event in events[:-1]]
+                if draw(st.booleans()):  # its command was about to run
+                    calls.insert(len(calls) // 2, [("events", _intended(key, len(calls)))])
                 whole = draw(st.integers(0, 5)) > 0  # else the router was cut in the middle
                 if whole:
                     calls.append([("events", events[-1]), ("outcomes", said)])
                 line += calls
-                if honest and whole and (label.outcome.valid or which >= RULES.repairs_max):
+                if (
+                    honest
+                    and whole
+                    and (label.outcome.valid or which >= rules_of(group).repairs_max)
+                ):
                     break
             lines.append(line)
     order = draw(st.permutations([i for i, line in enumerate(lines) for _ in line]))
@@ -60,6 +65,15 @@ def histories(draw: st.DrawFn, honest: bool = False) -> list[list[Message]]:
     ]
 
 
+def _opened(group: str, size: int) -> e.GroupOpened:
+    job = group.rpartition("-")[0]
+    return msgspec.structs.replace(opened(group, size, job=job), policy=POLICIES[job])
+
+
+def _intended(key: EpisodeKey, turn: int) -> e.TurnIntended:
+    return e.TurnIntended(key, turn, f"p:{key.id}.{turn}", 0.0)
+
+
 def _at(event: Any, at: int, owner: int) -> Any:
     """The event as written at time `at` by that owner."""
     if isinstance(event, e.GroupOpened):
@@ -68,161 +82,15 @@ def _at(event: Any, at: int, owner: int) -> Any:
     return msgspec.structs.replace(event, episode=key, at_unix_s=float(at))
 
 
-def oracle(fed: Sequence[Any]) -> dict[str, tuple[float, tuple[int, ...], bool]]:
-    """Whole groups: since when, which attempts, trainable or not."""
-    found = {}
-    for group in (x for x in fed if isinstance(x, e.GroupOpened)):
-        mine = [
-            x for x in fed if not isinstance(x, e.GroupOpened) and x.episode.group == group.group
-        ]
-        attempts, times, valid = [], [group.at_unix_s], 0
-        for sibling in range(group.group_size):
-            tried = [x for x in mine if x.episode.sibling == sibling]
-            newest = max((x.episode.attempt for x in tried), default=-1)
-            of = [x for x in tried if x.episode.attempt == newest]
-            label = next((x.label for x in of if isinstance(x, e.LabelRecorded)), None)
-            end = next((x.turns for x in of if isinstance(x, e.EpisodeRecorded)), None)
-            turns = {x.turn for x in of if isinstance(x, e.TurnRecorded)}
-            if not _over(label, end, turns, newest):
-                break
-            attempts.append(newest)
-            times += [x.at_unix_s for x in of]
-            valid += label is not None and label.outcome.valid
-        else:
-            found[group.group] = (max(times), tuple(attempts), valid >= RULES.valid_min)
-    return found
-
-
-def _over(label: OutcomeLabel | None, end: int | None, turns: set[int], number: int) -> bool:
-    if label is None:
-        return False
-    if label.outcome in (Outcome.INFRA_FAILURE, Outcome.UNKNOWN):
-        return number >= RULES.repairs_max
-    return end is not None and turns == set(range(end))
-
-
-class Bench:
-    """A machine, its store, and all that it ever said."""
-
-    def __init__(self) -> None:
-        self.store, self.machine = LossyStore(), BankMachine(RULES)
-        self.fed: list[Any] = []
-        self.fates: list[str] = []
-        self.frozen: dict[int, e.Batch] = {}
-        self.sent: dict[int, e.SendBatch] = {}
-        self.asked: tuple[int, int] | None = None  # step, groups
-        self.again: e.SendBatch | None = None  # the last batch that was sent
-        self.epoch = 1
-        self.durable = 0  # newest step in the trainer's checkpoint
-        self.brought: e.Batch | None = None  # what it says of that step when it registers
-        self.refused = False
-
-    def feed(self, event: e.BankEvent) -> None:
-        for command in self.machine.handle(event, 0.0):
-            self.heard(command)
-            result = self.store.write(command, 0)
-            if result is not None:
-                self.feed(result)
-
-    def heard(self, command: e.BankCommand) -> None:
-        if isinstance(command, e.WriteFate):
-            self.fates.append(command.fate.group)
-        elif isinstance(command, e.WriteTrained):
-            self.fates += [fate.group for fate in command.fates]
-        elif isinstance(command, e.WriteFrozen):
-            if command.batch != self.brought:
-                self.check_choice(command.batch)
-            self.frozen[command.batch.step] = command.batch
-        elif isinstance(command, e.SendBatch):
-            said = self.again = msgspec.structs.replace(command, call="")
-            assert said.batch == self.frozen[said.batch.step]
-            assert said == self.sent.setdefault(said.batch.step, said)
-            self.asked = None
-        elif isinstance(command, e.RefuseCall) and command.call == "register":
-            self.refused = True
-
-    def candidates(self) -> list[tuple[float, str, tuple[int, ...]]]:
-        used = {m.group for b in self.frozen.values() for m in b.members} | set(self.fates)
-        whole = oracle(self.fed)
-        return sorted((at, g, a) for g, (at, a, ok) in whole.items() if ok and g not in used)
-
-    def check_choice(self, batch: e.Batch) -> None:
-        assert self.asked is not None
-        best = self.candidates()[: self.asked[1]]
-        assert [(m.group, m.attempts) for m in batch.members] == [(g, a) for _, g, a in best]
-        assert batch.complete_unix_s == best[-1][0]
-
-    def check_rest(self) -> None:
-        """Nothing that could be said was left unsaid, nothing was said twice."""
-        assert len(self.fates) == len(set(self.fates))
-        assert not self.store.conflicts
-        if self.asked is not None:
-            assert len(self.candidates()) < self.asked[1]
-        frozen = [m.group for b in self.frozen.values() for m in b.members]
-        assert len(frozen) == len(set(frozen))
-        for group, (_, _, trainable) in oracle(self.fed).items():
-            assert trainable or group in self.fates or group in frozen
-
-    def put(self, call: list[Message], late: bool) -> None:
-        """Append a call's messages and feed them; `late` reverses the streams."""
-        for stream, event in call:
-            self.store.streams[stream].append(event)
-        for _, event in reversed(call) if late else call:
-            self.fed.append(event)
-            self.feed(event)
-
-    def lease(self, groups: int) -> None:
-        step = len(self.frozen) + 1
-        self.asked = (step, groups)
-        self.feed(e.LeaseAsked(self.epoch, step, groups, "lease", 0.0))
-
-    def restart(self) -> None:
-        self.machine = BankMachine(RULES)
-        for event in self.store.recovery():
-            self.feed(event)
-        if self.asked is not None:
-            self.lease(self.asked[1])
-
-    def acknowledge(self) -> None:
-        self.durable = max(self.frozen)
-        self.feed(e.AckAsked(self.epoch, self.durable, "ack"))
-
-    def trainer_returns(self, step: int) -> None:
-        """A new incarnation whose checkpoint ends before `step` gets what the former one got."""
-        self.epoch += 1
-        self.asked = None
-        self.durable = step - 1
-        self.brought = self.sent[self.durable].batch if self.durable else None
-        self.feed(e.TrainerRegistered(self.epoch, self.durable, "register", self.brought))
-        if self.refused:
-            return
-        assert self.brought is None or self.frozen[self.durable] == self.brought
-        for again in range(step, max(self.frozen, default=0) + 1):
-            self.again = None
-            self.feed(e.LeaseAsked(self.epoch, again, 1, "again", 0.0))
-            assert self.again == self.sent[again]
-
-    def records_lost(self, count: int) -> None:
-        """The bank's last records are gone and it restarts; the trainer's checkpoint is not gone.
-
-        Then no group of any step of the checkpoint is ever leased again, or nothing is.
-        """
-        self.store.lose(count)
-        self.frozen, self.fates = dict(self.store.batches), list(self.store.fates)
-        known = set(self.frozen) | {self.durable}
-        self.sent = {step: sent for step, sent in self.sent.items() if step in known}
-        self.asked = None
-        self.restart()
-        self.trainer_returns(self.durable + 1)
-        assert self.refused == any(step not in known for step in range(1, self.durable))
-        if not self.refused:
-            self.restart()
-
-
 actions = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.booleans()),
         st.tuples(st.just("put"), st.booleans()),
+        st.tuples(st.just("unread"), st.booleans()),
+        st.tuples(st.just("tick"), st.integers(-100, 100)),
+        st.tuples(st.just("keep"), st.integers(0, 2)),
+        st.tuples(st.just("kill"), st.integers(1, 5)),
+        st.tuples(st.just("kill_after"), st.integers(1, 5)),
         st.tuples(st.just("lease"), st.integers(1, 2)),
         st.tuples(st.just("repeat"), st.integers(0, 50)),
         st.tuples(st.just("stale"), st.integers(0, 50)),
@@ -235,43 +103,59 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(histories(), actions)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(histories(), actions, st.integers(0, 2))
 def test_the_bank_says_what_the_oracle_says(
-    history: list[list[Message]], todo: list[tuple[str, Any]]
+    history: list[list[Message]], todo: list[tuple[str, Any]], fairness: int
 ) -> None:
-    bench, left = Bench(), list(history)
+    bench = Bench(msgspec.structs.replace(RULES, fairness_batches=fairness))
+    left = list(history)
     # Whatever is left when the actions are over comes at the end.
-    for action, value in [*todo, *[("put", False)] * len(left), ("lease", 1), ("restart", 0)]:
-        _act(bench, left, action, value)
+    rest = [("put", False)] * len(left)
+    for action, value in [*todo, *rest, ("lease", 1), ("restart", 0), ("keep", 0), ("tick", 1)]:
+        try:
+            _act(bench, left, action, value)
+        except Killed:
+            bench.restart()
         if bench.refused:  # it says what to restore, and leases nothing
             return
         bench.check_rest()
+    bench.check_totals()
 
 
 def _act(bench: Bench, left: list[list[Message]], action: str, value: Any) -> None:
-    if action == "put" and left:
-        bench.put(left.pop(0), value)
-    elif action == "lease" and bench.asked is None:
+    if action in ("put", "unread") and left:
+        bench.put(left.pop(0), value, read=action == "put")
+    elif action in ("repeat", "stale") and bench.fed:
+        event = bench.fed[value % len(bench.fed)]
+        _former_owner(bench, event) if action == "stale" else bench.feed(event)
+    elif action == "tick":  # clocks jump, also backwards
+        bench.now += value
+        bench.feed(e.Tick())
+    elif action.startswith("kill"):
+        bench.store.effects_left, bench.store.kill_after = value, action == "kill_after"
+    elif action in ("restart", "lose"):
+        bench.store.effects_left = None
+        bench.records_lost(value) if action == "lose" else bench.restart()
+    else:
+        _act_as_trainer(bench, action, value)
+
+
+def _act_as_trainer(bench: Bench, action: str, value: int) -> None:
+    if action == "lease" and bench.asked is None:
         bench.lease(value)
-    elif action == "repeat" and bench.fed:
-        bench.feed(bench.fed[value % len(bench.fed)])
-    elif action == "stale" and bench.fed:
-        _former_owner(bench, bench.fed[value % len(bench.fed)])
-    elif action == "ack" and bench.frozen:
+    elif action == "ack" and bench.has:
         bench.acknowledge()
-    elif action == "restart":
-        bench.restart()
-    elif action == "return" and bench.frozen:
-        bench.trainer_returns(1 + value % len(bench.frozen))
-    elif action == "lose":
-        bench.records_lost(value)
+    elif action == "keep" and bench.has:
+        bench.acknowledge(value)
+    elif action == "return" and bench.has:
+        bench.trainer_returns(bench.kept + 1 + value % (bench.has - bench.kept + 1))
 
 
 afterthoughts = st.sampled_from([None, None, INFRA, scored(0.0)])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @given(
     st.lists(afterthoughts, min_size=1, max_size=6),
     st.integers(0, 6),
@@ -288,7 +172,7 @@ def test_lost_records_lead_to_no_second_training(
     """
     bench = Bench()
     for number in range(len(after)):
-        bench.put(_group(number), late=False)
+        bench.put(_whole(number), late=False)
         if number < early:
             bench.lease(1)
         if number < early - untrained:
@@ -307,12 +191,12 @@ def test_lost_records_lead_to_no_second_training(
         bench.check_rest()
 
 
-def _group(number: int) -> list[Message]:
-    return [("events", opened(f"g{number}", 1)), *_attempt(number, 0, scored(1.0))]
+def _whole(number: int) -> list[Message]:
+    return [("events", _opened(f"plain-{number}", 1)), *_attempt(number, 0, scored(1.0))]
 
 
 def _attempt(number: int, which: int, label: OutcomeLabel) -> list[Message]:
-    events, said = attempt(EpisodeKey(RUN, f"g{number}", 0, which, 1), label, at=float(number))
+    events, said = attempt(EpisodeKey(RUN, f"plain-{number}", 0, which, 1), label, at=float(number))
     return [*(("events", event) for event in events), ("outcomes", said)]
 
 
@@ -323,7 +207,7 @@ def _former_owner(bench: Bench, event: Any) -> None:
         bench.feed(msgspec.structs.replace(event, episode=key))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=max(50, EXAMPLES // 3), deadline=None, derandomize=True)
 @given(histories(honest=True), st.randoms(use_true_random=False))
 def test_what_is_ready_does_not_depend_on_how_the_streams_interleave(
     history: list[list[Message]], chance: Any

@@ -47,7 +47,7 @@ class Books:
         self.doubled, self.cancels, self.fair = doubled, cancels, False
         self.now, self.version = 0.0, 0
         self.pending: list[e.RouterEvent] = []
-        self.boxes: dict[str, str] = {}
+        self.boxes: dict[str, tuple[str, str]] = {}  # box → host, attempt
         self.boxed = 0
         self.once: Counter[tuple[object, ...]] = Counter()
         self.conversations: set[str] = set()
@@ -88,8 +88,13 @@ class Books:
             case e.Exec():
                 assert command.box in self.boxes, "a step in a box that is gone"
                 if self.unlucky(0.1):
-                    return e.StepFailed(command.episode, command.turn, "lost")
+                    loss = self.chance.choice(list(e.Loss))
+                    return e.StepFailed(command.episode, command.turn, "lost", loss, command.box)
                 return stepped(command, box_broken=self.chance.random() < 0.05)
+            case e.RecordIntent():
+                return e.IntentRecorded(command.episode, command.turn)
+            case e.RecordRestored():
+                return e.RestoredRecorded(command.episode, command.repair)
             case e.RecordTurn():
                 return e.TurnRecorded(command.episode, command.turn)
             case _:
@@ -100,7 +105,10 @@ class Books:
             again = self.chance.random() < 0.7
             return e.BoxRefused(command.episode, command.host, "full", again)
         self.boxed += 1
-        self.boxes[f"b{self.boxed}"] = command.host
+        mine = (command.host, command.episode.id)
+        if command.fresh:
+            self.boxes = {b: whose for b, whose in self.boxes.items() if whose != mine}
+        self.boxes[f"b{self.boxed}"] = mine
         return e.BoxAcquired(command.episode, command.host, f"b{self.boxed}", self.now, self.now)
 
     def generate(self, command: e.Generate) -> e.RouterEvent:
@@ -117,7 +125,8 @@ class Books:
             case e.Verify():
                 assert command.box in self.boxes, "a verdict in a box that is gone"
                 if self.unlucky(0.2):
-                    return e.VerifyFailed(command.episode, "away")
+                    loss = self.chance.choice(list(e.Loss))
+                    return e.VerifyFailed(command.episode, "away", loss)
                 odd = self.chance.choice(list(VerdictStatus))
                 status = odd if self.unlucky(0.3) else VerdictStatus.REWARDED
                 return verdict(command, self.chance.choice([0.0, 1.0]), status)
@@ -125,7 +134,8 @@ class Books:
                 self.only_once("recorded", command.episode.id)
                 return e.EpisodeRecorded(command.episode)
             case e.ReleaseBox():
-                assert self.boxes.pop(command.box, None), "released twice, or never given"
+                self.only_once("released", command.box)
+                self.boxes.pop(command.box, None)  # a fresh one may have ended it
             case e.DropConversation():
                 self.conversations.discard(command.episode.id)
         return None
@@ -218,7 +228,7 @@ class Books:
             idle = not (self.pending or self.machine._episodes or self.machine._groups)
             if idle and not self.machine.jobs_running():
                 return
-        raise AssertionError(f"stalled: {[self.machine.progress(j) for j in self.jobs]}")
+        raise AssertionError(f"stalled: {[self.machine.progress(j, self.now) for j in self.jobs]}")
 
 
 @pytest.mark.parametrize(("doubled", "cancels"), [(0.0, False), (0.0, True), (0.1, False)], ids=str)

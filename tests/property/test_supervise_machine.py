@@ -19,13 +19,14 @@ from muster.supervise.machine import (
     Tick,
 )
 
-NAMES = ("redis", "bank", "router", "trainer")
+NAMES = ("redis", "bank", "router", "trainer", "router-2")
 RULES = Rules(
     (
-        ServiceRule("redis"),
-        ServiceRule("bank", after=("redis",), outlives=("router",)),
+        ServiceRule("redis", last=True),
+        ServiceRule("bank", after=("redis",), outlives=("router", "router-2")),
         ServiceRule("router", after=("redis",)),
         ServiceRule("trainer", after=("redis",)),
+        ServiceRule("router-2", after=("redis", "router")),
     )
 )
 

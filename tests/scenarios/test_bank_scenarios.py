@@ -2,20 +2,24 @@
 
 Verbs (name=value arguments may be left out):
   rules NAME=VALUE...              a fresh machine and store; the default rules without it
-  open GROUP SIZE                  [job= owner= at=]
+  open GROUP SIZE                  [job= owner= at= valid_min= repairs_max= zero_variance=]
   attempt GROUP.SIBLING.ATTEMPT LABEL   [turns= version= owner= at= only=events|label]
                                    LABEL: a reward, infra or unknown
+  intend GROUP.SIBLING.ATTEMPT TURN     its command is about to run
   version N                        [parent= published=1]
   cancel JOB
-  register | lease | ack           [epoch= step= groups= durable= batch=a[0,1];b[0]]
+  register | lease | ack           [epoch= step= groups= durable= batch=a[0,1];b[0] kept=]
   gone CALL
   tick SECONDS
   writes off | on                  off: the bank is killed before its writes land
   writes held, land                held: they land at the next `land`
-  lose N                           the last N records of the bank are gone from the store
+  lose N                           the last N effects of the bank are gone from the store
+  kill N                           the bank is killed at its N-th effect from now; then restart
   unreadable STREAM ID             an entry that means nothing
   restart                          a new bank reads the store
   show                             where things stand
+  store                            what Redis holds
+  explain                          [group=]
 """
 
 from __future__ import annotations
@@ -25,12 +29,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from muster.types import EpisodeKey
+from muster.types import EpisodeKey, JobPolicy, Waiting
 from services.readybank import events as e
+from services.readybank import explain
+from services.readybank.explain import waits_for
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
-from tests.scenarios.lossy_store import LossyStore
+from tests.scenarios.lossy_store import Killed, LossyStore
 
 HERE = Path(__file__).parent
 
@@ -41,6 +48,7 @@ class Story:
     def __init__(self) -> None:
         self.rules, self.store, self.now, self.calls = e.BankRules(), LossyStore(), 0.0, 0
         self.machine = BankMachine(self.rules)
+        self.machine.handle(e.RecoveryEnded(), 0.0)
         self.writes = "on"
         self.held: list[e.BankCommand] = []
 
@@ -63,25 +71,38 @@ class Story:
         return said
 
     def land(self, command: e.BankCommand) -> list[str]:
-        result = self.store.write(command, 0)
+        try:
+            result = self.store.write(command)
+        except Killed:
+            self.writes = "off"
+            return ["killed"]
         return self.feed(result) if result is not None else []
 
     def put(self, stream: str, event: e.BankEvent) -> list[str]:
-        self.store.streams[stream].append(event)
-        return self.feed(event)
+        entry = self.store.put(stream, event)
+        return ["not taken: the group is retired"] if entry is None else self.feed(entry)
 
     def do_rules(self, **named: str) -> list[str]:
         kinds = {f: type(getattr(e.BankRules(), f)) for f in e.BankRules.__struct_fields__}
         self.__init__()  # type: ignore[misc]
         self.rules = e.BankRules(**{k: kinds[k](v) for k, v in named.items()})
         self.machine = BankMachine(self.rules)
+        self.machine.handle(e.RecoveryEnded(), 0.0)
         return []
 
     def do_open(
-        self, group: str, size: str, job: str = "job", owner: str = "1", at: str = "0"
+        self, group: str, size: str, job: str = "", owner: str = "1", at: str = "0", **policy: str
     ) -> list[str]:
+        job = job or group.rpartition("-")[0] or "job"
         event = opened(group, int(size), job=job, owner=int(owner), at=float(at))
-        return self.put("events", event)
+        wanted = JobPolicy(**{k: v if k == "zero_variance" else int(v) for k, v in policy.items()})
+        return self.put("events", replace(event, policy=wanted))
+
+    def do_intend(self, where: str, turn: str, at: str = "0") -> list[str]:
+        group, sibling, number = where.rsplit(".", 2)
+        key = EpisodeKey(RUN, group, int(sibling), int(number), 1)
+        name = f"p:{key.id}.{turn}"
+        return self.put("events", e.TurnIntended(key, int(turn), name, float(at)))
 
     def do_attempt(self, where: str, label: str, only: str = "", **named: str) -> list[str]:
         group, sibling, number = where.rsplit(".", 2)
@@ -106,19 +127,23 @@ class Story:
         self.calls += 1
         return f"{kind}-{self.calls}"
 
-    def do_register(self, epoch: str = "1", durable: str = "0", batch: str = "") -> list[str]:
+    def do_register(
+        self, epoch: str = "1", durable: str = "0", batch: str = "", kept: str = "0"
+    ) -> list[str]:
         step, last = int(durable), None
         if batch:
             members = tuple(_member(word) for word in batch.split(";"))
             last = e.Batch(step, members, 0.0, 0.0, 1, 0)
-        return self.feed(e.TrainerRegistered(int(epoch), step, self.call("register"), last))
+        return self.feed(
+            e.TrainerRegistered(int(epoch), step, self.call("register"), last, int(kept))
+        )
 
     def do_lease(self, step: str, groups: str = "1", epoch: str = "1") -> list[str]:
         call = self.call("lease")
         return self.feed(e.LeaseAsked(int(epoch), int(step), int(groups), call, self.now))
 
-    def do_ack(self, step: str, epoch: str = "1") -> list[str]:
-        return self.feed(e.AckAsked(int(epoch), int(step), self.call("ack")))
+    def do_ack(self, step: str, epoch: str = "1", kept: str = "0") -> list[str]:
+        return self.feed(e.AckAsked(int(epoch), int(step), self.call("ack"), int(kept)))
 
     def do_gone(self, call: str) -> list[str]:
         return self.feed(e.LeaseGone(call))
@@ -142,14 +167,41 @@ class Story:
     def do_unreadable(self, stream: str, id: str) -> list[str]:
         return self.feed(e.EntryLeftOut(stream, id))
 
+    def do_kill(self, effects: str) -> list[str]:
+        self.store.effects_left = int(effects)
+        return []
+
     def do_restart(self) -> list[str]:
+        self.writes = "on"
         self.machine = BankMachine(self.rules)
         return [line for event in self.store.recovery() for line in self.feed(event)]
 
     def do_show(self) -> list[str]:
         refused = " ".join(f"{k}={v}" for k, v in sorted(self.machine.refused.items()))
         fates = " ".join(f"{f.group}:{f.fate}@{f.step}" for f in self.store.fates.values())
-        return [self.machine.waits_for(), f"refused: {refused}", f"fates: {fates}"]
+        return [waits_for(self.machine), f"refused: {refused}", f"fates: {fates}"]
+
+    def do_store(self) -> list[str]:
+        store = self.store
+        counts = " ".join(f"{name} {len(found)}" for name, found in store.streams.items())
+        fates, steps = " ".join(sorted(store.fates)), " ".join(map(str, sorted(store.batches)))
+        lines = [f"streams: {counts}; batches {steps}; fates {fates}"]
+        lines.append(f"mark {store.mark}; retired {' '.join(sorted(store.retired))}")
+        lines.append(f"payloads: {' '.join(sorted(store.payloads))}")
+        for job, totals in sorted(store.totals.items()):
+            lines.append(f"{job}: {' '.join(f'{k}={v}' for k, v in sorted(totals.items()))}")
+        return [*lines, *store.conflicts]
+
+    def do_explain(self, group: str = "") -> list[str]:
+        if group:
+            return [_line(found) for found in explain.group(self.machine, group) or []]
+        lines, groups = explain.batch(self.machine)
+        return [*(_line(found) for found in lines), f"open groups: {' '.join(groups)}"]
+
+
+def _line(found: Waiting) -> str:
+    told = f"{found.subject}: {found.state}; waits for {found.waits_for or 'nothing'}"
+    return f"{told}; since {found.since_unix_s:g}; {found.owner}; {found.next_command}"
 
 
 def tell(command: Any) -> str:
@@ -170,8 +222,19 @@ def tell(command: Any) -> str:
         kind = "fence" if command.fenced else "refuse"
         where = f"{command.field} = {command.value}"
         return f"{kind} {command.call}: {where}: {command.problem} → {command.way_out}"
+    if isinstance(command, e.WriteMark | e.RetireGroups | e.TrimStreams):
+        return _tell_clearing(command)
     assert isinstance(command, e.TellStall)
     return f"stall: {command.problem}"
+
+
+def _tell_clearing(command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> str:
+    if isinstance(command, e.WriteMark):
+        return f"write mark {command.step}"
+    if isinstance(command, e.RetireGroups):
+        told = (f"{g.group} (deletes {' '.join(g.keys) or 'nothing'})" for g in command.groups)
+        return f"retire {', '.join(told)}"
+    return f"trim events below {command.events}, outcomes below {command.outcomes}"
 
 
 def _member(text: str) -> e.BatchMember:

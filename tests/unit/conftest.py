@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
@@ -73,6 +74,65 @@ class Story:
             ),
         )
         return self.add("events", self._event(self._key(*episode), turn, turn_finished=finished))
+
+    def step(
+        self,
+        episode: tuple[str, int, int],
+        turn: int,
+        command: str = "true",
+        *,
+        at: float = 10.0,
+        box: str = "b0",
+        host: str = "h0",
+        finished: bool = True,
+        limit: str = "",
+    ) -> list[Received]:
+        """A turn with a command: 1 s of decoding, then its intent, then a second of the step."""
+        key = self._key(*episode)
+        decode = StateInterval(EpisodeState.DECODE, at, at + 1)
+        tool = StateInterval(EpisodeState.TOOL, at + 1, at + 2)
+        both: dict[str, Any] = {
+            "turn": turn,
+            "payload_key": f"m:{{{self.run}}}:p:{key.id}.{turn}",
+            "prompt_tokens": 20,
+            "sampled_tokens": 5,
+            "spans": codec.spans_to_pb([VersionSpan(0, 0, 5, 0)]),
+            "replica": "e0",
+            "command": command,
+            "host": host,
+            "box": box,
+        }
+        intent = ev.TurnIntended(timeout_s=60, intervals=codec.intervals_to_pb([decode]), **both)
+        told = [self.add("events", self._event(key, turn, turn_intended=intent))]
+        if finished:
+            intervals = codec.intervals_to_pb([decode, tool])
+            done = ev.TurnFinished(intervals=intervals, limit=limit, wall_s=1.0, **both)
+            told.append(self.add("events", self._event(key, turn, turn_finished=done)))
+        return told
+
+    def restored(
+        self,
+        episode: tuple[str, int, int],
+        repair: int = 1,
+        *,
+        box: str = "b1",
+        host: str = "h1",
+        turns: int = 1,
+        at: float = 12.0,
+    ) -> Received:
+        """Box b0 of h0 was lost and is rebuilt."""
+        event = ev.BoxRestored(
+            repair=repair,
+            lost_host="h0",
+            lost_box="b0",
+            host=host,
+            box=box,
+            turns_replayed=turns,
+            reason="host_lost",
+            start_unix_s=at,
+            end_unix_s=at + 1,
+        )
+        return self.add("events", self._event(self._key(*episode), turns, box_restored=event))
 
     def end(self, episode: tuple[str, int, int], turns: int, *, at: float = 20.0) -> Received:
         finished = ev.EpisodeFinished(

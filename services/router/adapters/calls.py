@@ -7,17 +7,16 @@ stream is cancelled when its reader leaves. Does not cover: what is decided on t
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from muster import codec, rpc, telemetry
+from muster import codec, failpoints, rpc, telemetry
 from muster.clock import wall
 from muster.errors import Exhausted, Fenced, MusterError, Unavailable
-from muster.types import EpisodeKey, FinishReason, VersionSpan
+from muster.types import EpisodeKey, FinishReason, Segment, VersionSpan
 from muster.v1 import common_pb2 as pb
 from muster.v1 import inference_pb2 as inf
 from muster.v1 import sandbox_pb2 as sbx
@@ -25,6 +24,8 @@ from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub
 from services.router import chat
 from services.router import events as e
+from services.router.adapters.reach import best_effort, loss_at_verdict, loss_of, twice
+from services.router.adapters.restore import TurnUsage
 from services.router.conversation import ChatCodec, Conversation
 
 if TYPE_CHECKING:  # these names are in the generated stubs only
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # these names are in the generated stubs only
 R = TypeVar("R")
 _log = telemetry.logger("router.calls")
 _KEEP_S = 300.0  # how long an address outlives its announcement
+_CLAIM_S = 2.0
 _SLACK_S = 15.0  # over a limit that the other side enforces itself
 
 
@@ -53,9 +55,7 @@ class Calls:
         self.addresses: dict[str, str] = {}  # replica or host id → address
         self._gone_since: dict[str, float] = {}  # of ids that are no longer announced
         self._conversations: dict[str, Conversation] = {}
-        self.usage: dict[
-            str, tuple[int, int]
-        ] = {}  # episode id → (context, cached) of its last turn
+        self.usage: dict[str, TurnUsage] = {}  # episode id → of its newest reply
 
     async def close(self) -> None:
         for channel in self._channels.values():
@@ -63,6 +63,23 @@ class Calls:
 
     def conversation(self, episode: EpisodeKey) -> Conversation:
         return self._conversations.setdefault(episode.id, Conversation(self._codec))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids."""
+        return self._codec.decode(tuple(ids))
+
+    def restore(
+        self,
+        episode: str,
+        opening: tuple[e.Message, ...],
+        turns: Sequence[Sequence[Segment]],
+        answers: Sequence[e.Message],
+        usage: TurnUsage,
+    ) -> None:
+        """Take an episode over from a former router (restore.Conversations)."""
+        conversation = Conversation(self._codec)
+        conversation.restore(opening, turns, answers)
+        self._conversations[episode], self.usage[episode] = conversation, usage
 
     def drop(self, episode: EpisodeKey) -> None:
         self._conversations.pop(episode.id, None)
@@ -99,6 +116,20 @@ class Calls:
         stub: SandboxServiceAsyncStub = SandboxServiceStub(self._channel(host))
         return stub
 
+    # -- taking over -------------------------------------------------------------------
+
+    async def claim_replica(self, run: str, replica: str, owner_epoch: int) -> bool:
+        """Make a replica refuse every older owner; False when it does not answer now."""
+        request = inf.ClaimReplicaRequest(run=run, owner_epoch=owner_epoch)
+        return await _claimed(
+            lambda: self._engine(replica).ClaimReplica(request, timeout=_CLAIM_S), replica
+        )
+
+    async def claim_host(self, run: str, host: str, owner_epoch: int) -> bool:
+        """The same of a sandbox host."""
+        request = sbx.ClaimHostRequest(run=run, owner_epoch=owner_epoch)
+        return await _claimed(lambda: self._host(host).ClaimHost(request, timeout=_CLAIM_S), host)
+
     # -- inference ---------------------------------------------------------------------
 
     async def generate(self, command: e.Generate) -> e.RouterEvent:
@@ -114,7 +145,9 @@ class Calls:
             return e.ContextFull(command.episode, command.turn)
         start = wall()
         try:
+            await failpoints.at("router.generate.before")
             sampled, finish = await self._sample(command, context, room)
+            await failpoints.at("router.generate.after")
             reason = codec.finish_from_pb(finish.reason)
         except Fenced:
             raise
@@ -123,8 +156,11 @@ class Calls:
         if reason is FinishReason.ABORT:
             why = "the replica aborted the request"
             return e.GenerateFailed(command.episode, command.turn, command.replica, why)
-        text = conversation.reply(*sampled, codec.spans_from_pb(finish.spans))
-        self.usage[command.episode.id] = (len(context), finish.cached_tokens)
+        spans = codec.spans_from_pb(finish.spans)
+        text = conversation.reply(*sampled, spans)
+        self.usage[command.episode.id] = TurnUsage(
+            len(context), len(sampled[0]), finish.cached_tokens, spans
+        )
         return e.Generated(
             episode=command.episode,
             turn=command.turn,
@@ -169,7 +205,7 @@ class Calls:
             episode=codec.key_to_pb(command.episode),
             request_id=f"{command.episode.id}.{command.turn}.{command.retry}",
         )
-        await _best_effort(lambda: self._engine(command.replica).Abort(request, timeout=5))
+        await best_effort(lambda: self._engine(command.replica).Abort(request, timeout=5))
 
     # -- sandbox -----------------------------------------------------------------------
 
@@ -191,11 +227,14 @@ class Calls:
                     disk_inodes=limits.disk_inodes,
                     output_bytes=limits.output_bytes,
                 ),
+                fresh=command.fresh,
             )
+            await failpoints.at("router.acquire.before")
             with rpc.calling(f"AcquireBox on {command.host}"):
                 box = await self._host(command.host).AcquireBox(
                     request, timeout=self._box_start_timeout_s
                 )
+            await failpoints.at("router.acquire.after")
         except Fenced:
             raise
         except MusterError as error:
@@ -218,16 +257,22 @@ class Calls:
             timeout_s=command.timeout_s,
         )
         deadline = command.timeout_s + _SLACK_S
+
+        async def call() -> sbx.ExecResponse:
+            await failpoints.at("router.exec.before")
+            answer = await self._host(command.host).Exec(request, timeout=deadline)
+            await failpoints.at("router.exec.after")
+            return answer
+
         try:
-            step = await _twice(
-                lambda: self._host(command.host).Exec(request, timeout=deadline),
-                f"Exec on {command.host}",
-            )
+            step = await twice(call, f"Exec on {command.host}")
             limit = codec.limit_from_pb(step.limit)
         except Fenced:
             raise
         except MusterError as error:
-            return e.StepFailed(command.episode, command.turn, str(error))
+            return e.StepFailed(
+                command.episode, command.turn, str(error), loss_of(error), command.box
+            )
         return e.StepFinished(
             episode=command.episode,
             turn=command.turn,
@@ -239,28 +284,46 @@ class Calls:
             box_broken=step.box_broken,
             start_unix_s=start,
             end_unix_s=wall(),
+            cpu_stall_s=_seconds(step.cpu_stall_s),
+            repeated=step.repeated,
+            box=command.box,
         )
 
     async def verify(self, command: e.Verify) -> e.RouterEvent:
         start = wall()
         request = sbx.VerifyRequest(episode=codec.key_to_pb(command.episode), box=command.box)
         try:
+            await failpoints.at("router.verify.before")
             with rpc.calling(f"Verify on {command.host}"):
                 verdict = await self._host(command.host).Verify(
                     request, timeout=command.timeout_s + _SLACK_S
                 )
+            await failpoints.at("router.verify.after")
             status = codec.verdict_from_pb(verdict.status)
         except Fenced:
             raise
         except MusterError as error:
-            return e.VerifyFailed(command.episode, str(error))
+            return e.VerifyFailed(command.episode, str(error), loss_at_verdict(error))
         return e.VerdictGiven(
-            command.episode, status, _reward(verdict.reward), verdict.detail, start, wall()
+            episode=command.episode,
+            status=status,
+            reward=_reward(verdict.reward),
+            detail=verdict.detail,
+            start_unix_s=start,
+            end_unix_s=wall(),
+            cpu_s=_seconds(verdict.cpu_s),
+            cpu_stall_s=_seconds(verdict.cpu_stall_s),
         )
 
     async def release(self, command: e.ReleaseBox) -> None:
         request = sbx.ReleaseBoxRequest(episode=codec.key_to_pb(command.episode), box=command.box)
-        await _best_effort(lambda: self._host(command.host).ReleaseBox(request, timeout=10))
+
+        async def call() -> None:
+            await failpoints.at("router.release.before")
+            await self._host(command.host).ReleaseBox(request, timeout=10)
+            await failpoints.at("router.release.after")
+
+        await best_effort(call)
 
 
 def _seconds(value: float) -> float:
@@ -288,21 +351,14 @@ def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan
         )
 
 
-async def _twice(call: Callable[[], Awaitable[R]], what: str) -> R:
-    """A keyed call, repeated once when its answer was lost."""
+async def _claimed(call: Callable[[], Awaitable[object]], who: str) -> bool:
+    """True when it knows; Fenced is raised: then we are a former owner ourselves."""
     try:
-        with rpc.calling(what):
-            return await call()
-    except Unavailable:
-        await asyncio.sleep(0.2)
-    with rpc.calling(what):
-        return await call()
-
-
-async def _best_effort(call: Callable[[], Awaitable[object]]) -> None:
-    """A clean-up whose failure the other side makes good by itself."""
-    try:
-        with rpc.calling("clean-up"):
+        with rpc.calling(f"claiming {who}"):
             await call()
+    except Fenced:
+        raise
     except MusterError as error:
-        _log.info("clean-up call failed: %s", error)
+        _log.info("%s is not claimed yet: %s", who, error)
+        return False
+    return True

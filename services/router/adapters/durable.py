@@ -7,23 +7,22 @@ Does not cover: what the records lead to (recovery.py, machine.py).
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import msgspec
 import zstandard
 from redis.asyncio import Redis
 
-from muster import codec
+from muster import codec, failpoints
 from muster.clock import wall
 from muster.errors import NotFound
-from muster.streams import Received, RunStreams, StreamEntry, reaching_redis
+from muster.streams import RunStreams, StreamEntry, reaching_redis
 from muster.taskset import Task, task_from_archive
-from muster.types import EpisodeKey, OutcomeLabel, Segment, SegmentKind
+from muster.types import EpisodeKey, Segment, StepLimit
 from muster.v1 import events_pb2 as ev
 from services.router import events as e
-from services.router.recovery import AttemptSeen, restore_siblings
+from services.router.adapters.restore import Conversations, Letters, Restorer, TurnUsage
 
 TAILED = ("versions", "fates", "batches")
 
@@ -36,6 +35,8 @@ class Durable:
         self._tasks: dict[str, bytes] = {}
         self._tasks_cached = tasks_cached
         self.positions = dict.fromkeys(TAILED, "0")  # last id read, by tailed stream
+        self._letters = Letters(streams)
+        self.traces: dict[str, str] = {}  # of groups that were recovered
         self._packer = zstandard.ZstdCompressor(level=1)
 
     # -- writes ------------------------------------------------------------------------
@@ -49,36 +50,99 @@ class Durable:
             opened_at_version=command.version,
             opened_unix_s=wall(),
             sampling=codec.sampling_to_pb(command.sampling),
+            policy=codec.policy_to_pb(command.policy),
         )
         event = ev.TrajectoryEvent(episode=codec.key_to_pb(key), group_opened=opened)
+        await failpoints.at("router.open_group.before")
         await self._streams.append([_entry("events", key, "opened", event)])
+        await failpoints.at("router.open_group.after")
+
+    async def record_intent(
+        self, command: e.RecordIntent, segments: Sequence[Segment], usage: TurnUsage
+    ) -> None:
+        """The reply with its tokens, before its command runs."""
+        key = command.episode
+        intent = ev.TurnIntended(
+            turn=command.turn,
+            payload_key=self._turn_key("p", key, command.turn),
+            prompt_tokens=usage.prompt_tokens,
+            sampled_tokens=usage.sampled_tokens,
+            cached_tokens=usage.cached_tokens,
+            spans=codec.spans_to_pb(usage.spans),
+            replica=command.replica,
+            command=command.command,
+            timeout_s=command.timeout_s,
+            host=command.host,
+            box=command.box,
+            intervals=codec.intervals_to_pb(command.intervals),
+        )
+        event = ev.TrajectoryEvent(
+            episode=codec.key_to_pb(key), seq=command.turn, turn_intended=intent
+        )
+        entry = _entry("events", key, f"{key.id}#{command.turn}/intent", event)
+        await failpoints.at("router.intend.before")
+        await self._streams.append([entry], {intent.payload_key: self._packed(segments)})
+        await failpoints.at("router.intend.after")
 
     async def record_turn(
-        self, command: e.RecordTurn, segments: Sequence[Segment], usage: tuple[int, int]
+        self, command: e.RecordTurn, segments: Sequence[Segment], usage: TurnUsage
     ) -> None:
-        """`usage`: tokens of the context that was sent, and those found in the prefix cache."""
-        key = command.episode
-        payload_key = self._streams.key("p", f"{key.id}.{command.turn}")
-        payload = ev.TurnPayload(segments=[codec.segment_to_pb(s) for s in segments])
-        sampled = [s for s in segments if s.kind is SegmentKind.MODEL]
+        """A finished turn. With a command, its tokens are there since the intent."""
+        key, payloads = command.episode, dict[str, bytes]()
         turn = ev.TurnFinished(
             turn=command.turn,
-            payload_key=payload_key,
-            prompt_tokens=usage[0],
-            sampled_tokens=_count(sampled),
-            cached_tokens=usage[1],
-            spans=[span for s in sampled for span in codec.spans_to_pb(s.spans)],
+            payload_key=self._turn_key("p", key, command.turn),
+            prompt_tokens=usage.prompt_tokens,
+            sampled_tokens=usage.sampled_tokens,
+            cached_tokens=usage.cached_tokens,
+            spans=codec.spans_to_pb(usage.spans),
             replica=command.replica,
             command=command.command,
             exit_code=command.exit_code,
             intervals=codec.intervals_to_pb(command.intervals),
+            limit="" if command.limit is StepLimit.NONE else str(command.limit),
+            wall_s=command.wall_s,
+            cpu_s=command.cpu_s,
+            cpu_stall_s=command.cpu_stall_s,
+            box_broken=command.box_broken,
+            host=command.host,
+            box=command.box,
+            resumed=command.resumed,
         )
+        if command.command:
+            turn.output_key = self._turn_key("o", key, command.turn)
+            payloads[turn.output_key] = self._packer.compress(command.output.encode())
+        else:
+            payloads[turn.payload_key] = self._packed(segments)
         event = ev.TrajectoryEvent(
             episode=codec.key_to_pb(key), seq=command.turn, turn_finished=turn
         )
-        packed = self._packer.compress(payload.SerializeToString())
-        dedupe = f"{key.id}#{command.turn}"
-        await self._streams.append([_entry("events", key, dedupe, event)], {payload_key: packed})
+        await failpoints.at("router.record_turn.before")
+        await self._streams.append(
+            [_entry("events", key, f"{key.id}#{command.turn}", event)], payloads
+        )
+        await failpoints.at("router.record_turn.after")
+
+    async def record_restored(self, command: e.RecordRestored) -> None:
+        key = command.episode
+        restored = ev.BoxRestored(
+            repair=command.repair,
+            lost_host=command.lost_host,
+            lost_box=command.lost_box,
+            host=command.host,
+            box=command.box,
+            turns_replayed=command.turns_replayed,
+            reason=command.reason,
+            start_unix_s=command.start_unix_s,
+            end_unix_s=command.end_unix_s,
+        )
+        event = ev.TrajectoryEvent(
+            episode=codec.key_to_pb(key), seq=command.turns_replayed, box_restored=restored
+        )
+        entry = _entry("events", key, f"{key.id}#restored/{command.repair}", event)
+        await failpoints.at("router.restore_box.before")
+        await self._streams.append([entry])
+        await failpoints.at("router.restore_box.after")
 
     async def record_episode(self, command: e.RecordEpisode) -> None:
         key = command.episode
@@ -93,12 +157,21 @@ class Durable:
             episode=codec.key_to_pb(key), seq=command.turns, episode_finished=finished
         )
         label = codec.label_to_pb(key, command.label)
+        await failpoints.at("router.record_episode.before")
         await self._streams.append(
             [
                 _entry("events", key, f"{key.id}#end", event),
                 _entry("outcomes", key, f"{key.id}#label", label),
             ]
         )
+        await failpoints.at("router.record_episode.after")
+
+    def _turn_key(self, kind: str, key: EpisodeKey, turn: int) -> str:
+        return self._streams.key(kind, f"{key.id}.{turn}")
+
+    def _packed(self, segments: Sequence[Segment]) -> bytes:
+        payload = ev.TurnPayload(segments=[codec.segment_to_pb(s) for s in segments])
+        return self._packer.compress(payload.SerializeToString())
 
     async def submit(self, job: e.JobSpec, tasks: Sequence[Task]) -> bool:
         """Make a task set durable; False when the job id was there already."""
@@ -109,15 +182,21 @@ class Durable:
             group_size=job.group_size,
             sampling=codec.sampling_to_pb(job.sampling),
             submitted_unix_s=job.submitted_unix_s,
+            policy=codec.policy_to_pb(job.policy),
         )
         payloads = {self._streams.key("task", t.digest): t.archive for t in tasks}
         entry = StreamEntry("jobs", "jobs", job.id, record.SerializeToString())
-        return (await self._streams.append([entry], payloads))[0]
+        await failpoints.at("router.submit.before")
+        new = (await self._streams.append([entry], payloads))[0]
+        await failpoints.at("router.submit.after")
+        return new
 
     async def cancel(self, job: str) -> None:
         record = ev.JobRecord(job=job, cancelled=True)
         entry = StreamEntry("jobs", "jobs", f"{job}/cancelled", record.SerializeToString())
+        await failpoints.at("router.cancel.before")
         await self._streams.append([entry])
+        await failpoints.at("router.cancel.after")
 
     # -- reads -------------------------------------------------------------------------
 
@@ -134,33 +213,89 @@ class Durable:
             self._tasks[digest] = bytes(found)
         return self._tasks[digest]
 
-    async def recover(self, repairs_max: int) -> AsyncIterator[e.RouterEvent]:
+    async def recover(
+        self, repairs_max: int, conversations: Conversations
+    ) -> AsyncIterator[e.RouterEvent]:
         """Everything durable, as events: jobs, then fates, then groups."""
+        letters, jobs, cancelled = self._letters, dict[str, e.JobSpec](), set[str]()
         for message in await self._streams.read_all("jobs"):
-            record = ev.JobRecord.FromString(message.data)
+            record = letters.read(message, ev.JobRecord.FromString)
+            if record is None:
+                continue
             if record.cancelled:
+                cancelled.add(record.job)
                 yield e.JobCancelled(record.job)
             else:
-                yield e.JobSubmitted(await self._job(record))
+                jobs[record.job] = await self._job(record)
+                yield e.JobSubmitted(jobs[record.job])
+        retired = dict[str, frozenset[int]]()
+        for job in jobs:
+            totals = await self._totals(job)
+            retired[job] = frozenset(totals.indexes_retired)
+            yield totals
+        over = set[str]()
+        async for event in self._tailed():
+            if isinstance(event, e.FateRecorded):
+                over.add(event.group)
+            yield event
+        restorer = Restorer(
+            self._streams,
+            letters,
+            jobs,
+            over=frozenset(over),
+            cancelled=frozenset(cancelled),
+            retired=retired,
+            conversations=conversations,
+        )
+        bounds = {
+            name: repairs_max if spec.policy.repairs_max is None else spec.policy.repairs_max
+            for name, spec in jobs.items()
+        }
+        for restored in await restorer.groups(bounds):
+            yield restored
+        self.traces = restorer.traces
+        await letters.send()
+        yield e.RecoveryEnded()
+
+    async def _tailed(self) -> AsyncIterator[e.RouterEvent]:
+        """Versions, fates and batches; what the bank has trimmed stands in its mark."""
+        with reaching_redis():
+            mark: Any = await self._redis.hget(self._streams.key("mark"), "step")
+        if mark:
+            yield e.BatchTrained(int(mark))
         for stream in TAILED:
             for message in await self._streams.read_all(stream):
                 self.positions[stream] = message.id
-                event = decode_tailed(message)
+                event = self._letters.read(message, partial(decode_tailed, message.stream))
                 if event is not None:
                     yield event
-        for restored in await self._groups(repairs_max):
-            yield restored
-        yield e.RecoveryEnded()
+
+    async def _totals(self, job: str) -> e.JobTotals:
+        """What the bank counted of groups that are gone."""
+        with reaching_redis():
+            found: Any = await self._redis.hgetall(self._streams.key("totals", job))
+            bits: Any = await self._redis.get(self._streams.key("retired", job))
+        return job_totals(job, {k.decode(): int(v) for k, v in found.items()}, bits or b"")
 
     async def follow(self) -> list[e.RouterEvent]:
         """What the bank and the trainer appended since; waits a second at most."""
         found: list[e.RouterEvent] = []
-        for message in await self._streams.tail(self.positions):
-            self.positions[message.stream] = message.id
-            event = decode_tailed(message)
+        messages = await self._streams.tail(self.positions)
+        for message in messages:
+            event = self._letters.read(message, partial(decode_tailed, message.stream))
             if event is not None:
                 found.append(event)
+        await self._letters.send()
+        # Only now: whatever failed above is read again.
+        self.positions |= {message.stream: message.id for message in messages}
         return found
+
+    async def mark_read(self) -> None:
+        """Say how far the tailed streams were read: the bank trims nothing beyond."""
+        with reaching_redis():
+            await self._redis.hset(
+                self._streams.key("read", "router"), mapping=dict[Any, Any](self.positions)
+            )
 
     async def _job(self, record: ev.JobRecord) -> e.JobSpec:
         infos = []
@@ -174,55 +309,40 @@ class Durable:
             group_size=record.group_size,
             sampling=codec.sampling_from_pb(record.sampling),
             submitted_unix_s=record.submitted_unix_s,
+            policy=codec.policy_from_pb(record.policy),
         )
 
-    async def _groups(self, repairs_max: int) -> list[e.GroupRestored]:
-        opened: dict[str, ev.GroupOpened] = {}
-        seen: dict[str, dict[tuple[int, int], AttemptSeen]] = {}
-        for message in await self._streams.read_all("events"):
-            event = ev.TrajectoryEvent.FromString(message.data)
-            group = event.episode.group
-            if event.HasField("group_opened"):
-                opened[group] = event.group_opened
-                continue
-            place = (event.episode.sibling, event.episode.attempt)
-            attempts = seen.setdefault(group, {})
-            known = attempts.get(place, AttemptSeen(*place))
-            if event.HasField("turn_finished"):
-                attempts[place] = msgspec.structs.replace(known, turns=known.turns + 1)
-            else:
-                attempts[place] = msgspec.structs.replace(known, finished=True)
-        labels: dict[str, dict[tuple[int, int], OutcomeLabel]] = {}
-        for message in await self._streams.read_all("outcomes"):
-            label = ev.OutcomeLabel.FromString(message.data)
-            place = (label.episode.sibling, label.episode.attempt)
-            labels.setdefault(label.episode.group, {})[place] = codec.label_from_pb(label)
-        return [
-            e.GroupRestored(
-                group=group,
-                job=told.job,
-                index=int(re.sub(r".*-", "", group)),
-                siblings=restore_siblings(
-                    told.group_size,
-                    seen.get(group, {}).values(),
-                    labels.get(group, {}),
-                    repairs_max,
-                ),
-            )
-            for group, told in opened.items()
-        ]
+
+def job_totals(job: str, totals: Mapping[str, int], bits: bytes) -> e.JobTotals:
+    """Counts by name, and one bit per group index, highest bit of a byte first."""
+    return e.JobTotals(
+        job=job,
+        trained=totals.get("trained", 0),
+        filtered=totals.get("filtered", 0),
+        episodes=totals.get("episodes", 0),
+        turns=totals.get("turns", 0),
+        repairs=totals.get("repairs", 0),
+        outcomes={
+            name.removeprefix("outcome:"): count
+            for name, count in sorted(totals.items())
+            if name.startswith("outcome:")
+        },
+        indexes_retired=tuple(
+            8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte & (0x80 >> bit)
+        ),
+    )
 
 
-def decode_tailed(message: Received) -> e.RouterEvent | None:
+def decode_tailed(stream: str, data: bytes) -> e.RouterEvent | None:
     """A message of the bank or the trainer as an event; None when it means nothing here."""
-    if message.stream == "versions":
-        version = ev.PolicyVersionRecord.FromString(message.data)
+    if stream == "versions":
+        version = ev.PolicyVersionRecord.FromString(data)
         published = version.stage == ev.VERSION_STAGE_PUBLISHED
         return e.VersionPublished(version.version, version.step.step) if published else None
-    if message.stream == "batches":
-        batch = ev.BatchRecord.FromString(message.data)
+    if stream == "batches":
+        batch = ev.BatchRecord.FromString(data)
         return e.BatchTrained(batch.step) if batch.stage == ev.BATCH_STAGE_TRAINED else None
-    fate = ev.GroupFate.FromString(message.data)
+    fate = ev.GroupFate.FromString(data)
     return e.FateRecorded(fate.group, codec.fate_from_pb(fate.fate), fate.step)
 
 
@@ -239,10 +359,6 @@ def task_info(task: Task) -> e.TaskInfo:
     )
 
 
-def _count(segments: Sequence[Segment]) -> int:
-    return sum(len(s.token_ids) for s in segments)
-
-
 def _entry(
     stream: str, key: EpisodeKey, dedupe: str, message: ev.TrajectoryEvent | ev.OutcomeLabel
 ) -> StreamEntry:
@@ -255,4 +371,6 @@ def _entry(
     )
     if isinstance(message, ev.TrajectoryEvent):
         plain += (("seq", str(message.seq)),)
-    return StreamEntry(stream, f"g:{key.group}", dedupe, message.SerializeToString(), plain)
+    needs = "" if dedupe == "opened" else "opened"
+    data = message.SerializeToString()
+    return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, needs)

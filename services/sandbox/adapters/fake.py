@@ -36,6 +36,10 @@ class FakeBackend:
         self.fail_steps = 0  # and steps, a verifier's too: their results are lost
 
     @property
+    def tells_stall(self) -> bool:
+        return False
+
+    @property
     def running(self) -> list[str]:
         return sorted(self._boxes)
 

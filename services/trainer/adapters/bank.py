@@ -42,7 +42,7 @@ class GrpcBank:
         self._lease_wait_s, self._deadline_s = lease_wait_s, call_deadline_s
 
     async def register(
-        self, last_durable_step: int, last_batch: FrozenBatch | None
+        self, last_durable_step: int, last_batch: FrozenBatch | None, oldest_kept_step: int
     ) -> Registration:
         """See ports.Bank."""
         request = pb.RegisterTrainerRequest(
@@ -50,6 +50,7 @@ class GrpcBank:
             trainer_epoch=self._epoch,
             last_durable_step=last_durable_step,
             last_batch=frozen_to_pb(self._run, last_batch) if last_batch else None,
+            oldest_kept_step=oldest_kept_step,
         )
         async with rpc.channel(await self._address()) as channel:
             stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
@@ -78,9 +79,14 @@ class GrpcBank:
                 call.cancel()
         return batch_from_pb(parts)
 
-    async def acknowledge(self, step: int) -> int:
+    async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
         """See ports.Bank."""
-        request = pb.AcknowledgeBatchRequest(run=self._run, trainer_epoch=self._epoch, step=step)
+        request = pb.AcknowledgeBatchRequest(
+            run=self._run,
+            trainer_epoch=self._epoch,
+            step=step,
+            oldest_kept_step=oldest_kept_step,
+        )
         async with rpc.channel(await self._address()) as channel:
             stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
             with rpc.calling("AcknowledgeBatch"):

@@ -1,13 +1,16 @@
 """Checkpoints on disk.
 
 Owns: `step-000001/` folders and their meta.json. Promise: a folder with that name is whole and
-durable (written under another name, synced, renamed, its parent synced); what was half written is
-swept at the next start; loading checks every file's size and digest. The newest `keep` stay.
-Does not cover: what the files of the policy mean (model_files.py).
+durable (written under another name, synced, renamed, its parent synced); what was half written or
+half deleted is swept at the next start; loading checks every file's size and digest. The newest
+`keep` stay (0: all); the others go when `prune` is called. Going back renames newer ones to
+`aside-EPOCH-step-000002`: they are never deleted here.
+Does not cover: what the files of the policy mean (model_files.py), when to prune (schedule.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.errors import InvalidInput, Refused
+from muster.errors import ConfigError, InvalidInput, Refused
 from muster.types import Value
 from services.trainer.batch import FrozenBatch
 from services.trainer.figures import StepReport
@@ -26,6 +29,8 @@ from services.trainer.policy import Stop, Stopped
 from services.trainer.ports import VersionRecord
 
 META = "meta.json"
+EPOCH = "epoch"  # newest epoch that a trainer has used here
+RETURNED = "returned"  # the value of start_step that has been done
 _NAME = re.compile(r"step-(\d{6,})")
 _BLOCK = 8 << 20
 
@@ -38,7 +43,8 @@ class FileMark(Value, frozen=True):
 
 
 class CheckpointMeta(Value, frozen=True):
-    """What a checkpoint is: the step, its batch, its version and where that came from."""
+    """What a checkpoint is: the step, its version and where that came from, and the batches that
+    it has and the checkpoint before it had not, in order (the last one is the step's own)."""
 
     run: str
     step: int
@@ -48,7 +54,7 @@ class CheckpointMeta(Value, frozen=True):
     trainer_epoch: int
     lineage: Lineage
     report: StepReport
-    batch: FrozenBatch | None = None
+    batches: tuple[FrozenBatch, ...] = ()
     files: dict[str, FileMark] = {}
 
     def record(self, folder: Path) -> VersionRecord:
@@ -65,14 +71,12 @@ class CheckpointStore:
         self._root, self._run, self._keep, self._required = root, run, keep, required
 
     def newest(self) -> tuple[Path, CheckpointMeta] | None:
-        """The newest checkpoint, checked; None before the first. Sweeps what was half written.
+        """The newest checkpoint, checked; None before the first. Sweeps what was left half done.
 
         Raises InvalidInput when it is damaged: going on from an older one silently would train its
         batches a second time in the eyes of whoever has seen the newer.
         """
-        if not self._root.is_dir():
-            return None
-        for rest in self._root.glob(".writing-*"):
+        for rest in (*self._root.glob(".writing-*"), *self._root.glob(".deleting-*")):
             shutil.rmtree(rest)
         folders = self._folders()
         if not folders:
@@ -112,13 +116,86 @@ class CheckpointStore:
         _sync(draft / META)
         _sync(draft)
         target = self._root / f"step-{meta.step:06d}"
-        if target.exists():  # of a branch that was gone back from
-            shutil.rmtree(target)
+        if target.exists():  # this save is tried again
+            self._delete(target)
         draft.rename(target)
         _sync(self._root)
-        for old in self._folders()[: -self._keep]:
-            shutil.rmtree(old)
         return target
+
+    def oldest_kept(self) -> int:
+        """Step of the oldest checkpoint that stays; 0 while there are fewer than `keep`."""
+        folders = self._folders()
+        enough = 0 < self._keep <= len(folders)
+        return _step(folders[-self._keep]) if enough else 0
+
+    def prune(self, oldest_kept: int) -> None:
+        """Delete the checkpoints of steps below `oldest_kept`."""
+        for folder in self._folders():
+            if _step(folder) < oldest_kept:
+                self._delete(folder)
+
+    def _delete(self, folder: Path) -> None:
+        """Renamed first, durably: a folder with a checkpoint's name is never half there."""
+        doomed = self._root / f".deleting-{folder.name}"
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        _sync(self._root)
+        shutil.rmtree(doomed)
+
+    def go_back(self, step: int, epoch: int) -> None:
+        """Set aside every checkpoint after `step`, once for as long as that stays the setting.
+
+        Only checkpoints within the newest `keep` will do: the bank may have dropped what older
+        ones have not seen. 0 is the model that the run began with. Raises ConfigError.
+        """
+        if self._noted(RETURNED) == str(step):
+            return
+        folders = self._folders()
+        steps = [_step(folder) for folder in folders][-self._keep or None :]
+        if not folders or _first_batch(self._read(folders[0])) == 1:
+            steps = [0, *steps] if len(folders) < self._keep or not self._keep else steps
+        if step not in steps:
+            raise ConfigError(
+                "there is no such checkpoint to go back to",
+                field="trainer.start_step",
+                value=step,
+                way_out=f"choose one of {', '.join(map(str, steps))}, or take the setting out",
+            )
+        for folder in reversed(folders):  # newest first: what is left is a beginning of the run
+            if _step(folder) > step:
+                folder.rename(self._root / f"aside-{epoch:06d}-{folder.name}")
+                _sync(self._root)
+        self._note(RETURNED, str(step))
+
+    def forget_return(self) -> None:
+        """The setting is out: the next one is done again, whatever its value."""
+        (self._root / RETURNED).unlink(missing_ok=True)
+
+    def epoch(self) -> int:
+        """The newest epoch that left a trace here. A Redis that lost its newest writes may count
+        from below it."""
+        noted = self._noted(EPOCH)
+        found = [int(noted) if noted.isdecimal() else 0]
+        for folder in self._folders()[-1:]:
+            with contextlib.suppress(InvalidInput):  # `newest` says what is wrong with it
+                found.append(self._read(folder).trainer_epoch)
+        return max(found)
+
+    def note_epoch(self, epoch: int) -> None:
+        """Durable before the epoch is used for anything."""
+        self._note(EPOCH, str(epoch))
+
+    def _noted(self, name: str) -> str:
+        path = self._root / name
+        return path.read_text("ascii").strip() if path.is_file() else ""
+
+    def _note(self, name: str, text: str) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        draft = self._root / f".{name}"
+        draft.write_text(f"{text}\n", "ascii")
+        _sync(draft)
+        draft.rename(self._root / name)
+        _sync(self._root)
 
     def _check_required(self, draft: Path) -> None:
         missing = [name for name in sorted(self._required) if not (draft / name).is_file()]
@@ -132,6 +209,8 @@ class CheckpointStore:
             )
 
     def _folders(self) -> list[Path]:
+        if not self._root.is_dir():
+            return []
         found = [(_NAME.fullmatch(path.name), path) for path in self._root.iterdir()]
         return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
 
@@ -150,8 +229,17 @@ class CheckpointStore:
             f"this checkpoint cannot be used: {problem}",
             field="checkpoint",
             value=folder,
-            way_out="restore it, or delete the folder to go back to the one before",
+            way_out="restore it, or go back to an older one with trainer.start_step",
         )
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _first_batch(meta: CheckpointMeta) -> int:
+    """1 when the checkpoint is the run's first, so that nothing before it was ever deleted."""
+    return meta.batches[0].step if meta.batches else meta.step
 
 
 def _sync(path: Path) -> None:

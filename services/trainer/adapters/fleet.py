@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from muster import rpc
+from muster import failpoints, rpc
 from muster.errors import MusterError
 from muster.registry import Entry, Registry
 from muster.streams import reaching_redis
@@ -23,6 +23,12 @@ from services.trainer.ports import Publication, ReplicaReport
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
+_POINTS = {
+    "prepare.before": "trainer.prepare.before",
+    "prepare.after": "trainer.prepare.after",
+    "commit.before": "trainer.commit.before",
+    "commit.after": "trainer.commit.after",
+}
 _TAKES_WEIGHTS = (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_FENCED)
 
 
@@ -71,6 +77,7 @@ class InferenceFleet:
             settings=self._transfer,
             manifest=known if fits else None,
             served_elsewhere=serving > 0,
+            passing=lambda where: failpoints.at(_POINTS[where]),
         )
         reports = [_report(item) for item in found]
         return Publication(tuple(reports), serving + sum(item.serving for item in found))

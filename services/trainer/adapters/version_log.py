@@ -12,7 +12,13 @@ from muster.clock import wall
 from muster.streams import RunStreams, StreamEntry
 from muster.v1 import events_pb2 as ev
 from services.trainer.figures import StepReport
-from services.trainer.ports import KnownVersion, ReplicaReport, VersionRecord
+from services.trainer.ports import KnownVersion, ReplicaReport, Stage, VersionRecord
+
+_STAGES = {
+    Stage.TRAINED: ev.VERSION_STAGE_TRAINED,
+    Stage.DURABLE: ev.VERSION_STAGE_DURABLE,
+    Stage.PUBLISHED: ev.VERSION_STAGE_PUBLISHED,
+}
 
 
 class RedisVersionLog:
@@ -40,12 +46,11 @@ class RedisVersionLog:
 
 def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
     """Everything but the time."""
-    stage = ev.VERSION_STAGE_PUBLISHED if record.published else ev.VERSION_STAGE_DURABLE
     return ev.PolicyVersionRecord(
         version=record.version,
         parent=record.parent,
         digest=record.digest,
-        stage=stage,
+        stage=_STAGES[record.stage],
         checkpoint=record.checkpoint,
         step_kl=record.report.figures.step_kl if record.report else 0.0,
         step=_report_to_pb(record.report) if record.report else None,

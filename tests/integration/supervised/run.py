@@ -1,4 +1,7 @@
-"""Supervise stand-ins: run.py STATE_DIR MODE... ; one JSON line per report, then how it ended."""
+"""Supervise stand-ins: run.py STATE_DIR MODE... ; one JSON line per report, then how it ended.
+
+MODE is of stand_in.py, or `pair`: two that lead or stand by as router.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ def main() -> None:
         command = (sys.executable, _STAND_IN, name, mode, file)
         rule = ServiceRule(name, after=("redis",))
         services.append(plan.Service(rule, command, f"stand.in.{name}"))
+    if "pair" in modes:
+        services = [s for s in services if s.rule.last]
+        command = (sys.executable, _STAND_IN, "router", "lead", file)
+        for name, after in (("router", ("redis",)), ("router-2", ("redis", "router"))):
+            rule = ServiceRule(name, after)
+            services.append(plan.Service(rule, command, "stand.in.router", "router"))
     resolved = resolve(config, redis_url=plan.redis_url(config, claim.runtime), model="")
     Path(file).write_text(toml_of(resolved))
     rules = Rules(tuple(s.rule for s in services), grace_s=2.0, last_s=2.0)

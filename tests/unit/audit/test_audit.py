@@ -104,6 +104,13 @@ def filtered_in_silence(story: Story) -> None:
     story.fate("job-00002")
 
 
+def filtered_while_running(story: Story) -> None:
+    story.opened("job-00002")
+    story.episode("job-00002", 0)
+    story.turn(("job-00002", 1, 0), 0)
+    story.fate("job-00002", reason="zero_variance")
+
+
 def two_batches(story: Story) -> None:
     story.train(3, {G0: [0, 0]})
 
@@ -241,7 +248,8 @@ def repeated_valid(story: Story) -> None:
 
 
 def parallel_attempt(story: Story) -> None:
-    """The former attempt has turns, no end, and the same owner."""
+    """The former attempt has turns and no end: a newer owner goes on with it instead."""
+    story.owner = 2
     story.opened("job-00002")
     story.turn(("job-00002", 0, 0), 0)
     story.episode("job-00002", 0, 1)
@@ -267,6 +275,10 @@ def too_many_groups(story: Story) -> None:
 def another_size(story: Story) -> None:
     story.job("other", groups=1, size=4)
     story.opened("other-00000", size=3, job="other")
+
+
+def job_of_two_sizes(story: Story) -> None:
+    story.job(groups=7)
 
 
 def unknown_job(story: Story) -> None:
@@ -299,6 +311,7 @@ BREAKS = [
     (fate_without_batch, "its fate says trained in batch 9, which does not hold it"),
     (fate_of_nobody, "group nobody: has a fate, but was never opened"),
     (filtered_in_silence, "group job-00002: filtered without a reason"),
+    (filtered_while_running, "sibling job-00002.1: filtered, but it has no outcome"),
     (two_batches, f"group {G0}: stands in batches 1, 3"),
     (two_batches, "totals: 4 siblings dispatched, but 6 trained + 0 filtered + 0 open = 6"),
     (a_sibling_short, "batch 3, group job-00002: 1 siblings of 2"),
@@ -323,11 +336,12 @@ BREAKS = [
     (tokens_without_version, f"episode {G0}.0.0, turn 0: has tokens without one version each"),
     (orphan_version, "version 9: its parent 8 is not recorded"),
     (repeated_valid, "episode job-00002.0.1: repeats attempt 0, which had a valid outcome"),
-    (parallel_attempt, "begun while attempt 0 was running under the same owner"),
-    (skipped_attempt, "begun while attempt 0 was running under the same owner"),
+    (parallel_attempt, "episode job-00002.0.1: begun while attempt 0 had not ended"),
+    (skipped_attempt, "episode job-00002.0.1: there is no attempt 0 before it"),
     (old_owner, "written by owner epoch 1 after 2 had taken over"),
     (too_many_groups, "job job: 3 groups opened, 2 asked, 0 replaced"),
     (another_size, "group other-00000: opened with 3 siblings, its job asks 4"),
+    (job_of_two_sizes, "job job: recorded with different sizes"),
     (unknown_job, "job ghost: 1 groups were opened for it, but it was not recorded"),
     (garbage, "entry cannot be read"),
 ]

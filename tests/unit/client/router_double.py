@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from muster import rpc
-from muster.errors import NotFound, Unavailable
+from muster.errors import Fenced, NotFound, Unavailable
 from muster.v1 import router_pb2 as pb
 from muster.v1.router_pb2_grpc import RouterServiceServicer, add_RouterServiceServicer_to_server
 
@@ -26,7 +26,13 @@ def progress(trained: int, state: pb.JobState.ValueType = pb.JOB_STATE_RUNNING) 
 class RouterDouble(RouterServiceServicer):
     """`watches`: what each WatchJob in turn sends; a stream that ends early breaks off."""
 
-    def __init__(self, watches: Sequence[Sequence[pb.JobProgress]] = (), refusals: int = 0):
+    def __init__(
+        self,
+        watches: Sequence[Sequence[pb.JobProgress]] = (),
+        refusals: int = 0,
+        fenced: bool = False,
+    ):
+        self.fenced = fenced
         self.submitted: list[pb.SubmitTaskSetRequest] = []
         self.watches, self.refusals = list(watches), refusals
 
@@ -35,6 +41,8 @@ class RouterDouble(RouterServiceServicer):
 
     async def SubmitTaskSet(self, request: Any, context: Any) -> Any:
         self.submitted.append(request)
+        if self.fenced:
+            raise Fenced("a newer router leads")
         if self.refusals:
             self.refusals -= 1
             raise Unavailable("starting")
@@ -42,6 +50,9 @@ class RouterDouble(RouterServiceServicer):
 
     async def GetJob(self, request: Any, context: Any) -> Any:
         raise NotFound("no such job", field="job", value=request.job, way_out="see the list")
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        raise NotFound("nothing of that name")
 
     async def CancelJob(self, request: Any, context: Any) -> Any:
         return pb.CancelJobResponse(progress=progress(0, pb.JOB_STATE_CANCELLED))

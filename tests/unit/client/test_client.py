@@ -84,3 +84,58 @@ async def test_a_cancelled_job_has_ended() -> None:
         found = await client.cancel("job-a")
     assert found.state is JobState.CANCELLED
     assert found.ended
+
+
+async def test_of_several_addresses_the_one_that_answers_is_used(task: Path) -> None:
+    router = RouterDouble()
+    async with router.serving() as server:
+        async with MusterClient(f"127.0.0.1:1, {server.address}") as client:
+            await client.submit(task, groups=1, group_size=2)
+    assert len(router.submitted) == 1
+
+
+async def test_a_submission_follows_the_router_to_where_it_listens_now(task: Path) -> None:
+    router = RouterDouble()
+    places = iter(["127.0.0.1:1"])
+    async with router.serving() as server:
+        async with MusterClient(find=lambda: next(places, server.address)) as client:
+            await client.submit(task, groups=1, group_size=2)
+    assert len(router.submitted) == 1
+
+
+async def test_a_stale_place_does_not_hide_the_address(task: Path) -> None:
+    """A killed supervisor leaves its note behind."""
+    router = RouterDouble()
+    async with router.serving() as server:
+        async with MusterClient(server.address, find=lambda: "127.0.0.1:1") as client:
+            await client.submit(task, groups=1, group_size=2)
+    assert len(router.submitted) == 1
+
+
+async def test_a_router_that_was_fenced_is_left_for_the_one_in_charge(task: Path) -> None:
+    former, present = RouterDouble(fenced=True), RouterDouble()
+    async with former.serving() as old, present.serving() as new:
+        async with MusterClient(f"{old.address},{new.address}") as client:
+            await client.submit(task, groups=1, group_size=2)
+    assert [sent.job for sent in former.submitted] == [sent.job for sent in present.submitted]
+
+
+async def test_a_watch_goes_on_at_the_router_that_took_over() -> None:
+    former = RouterDouble([[progress(0), progress(1)], []])
+    present = RouterDouble([[progress(1), progress(2, pb.JOB_STATE_DONE)]])
+    async with former.serving() as old, present.serving() as new:
+        places = iter([old.address])
+        async with MusterClient(find=lambda: next(places, new.address)) as client:
+            seen = [found.groups_trained async for found in client.watch("job-a")]
+    assert seen == [0, 1, 2]
+
+
+async def test_a_question_is_repeated_while_the_router_is_away() -> None:
+    async with RouterDouble().serving() as server:
+        async with MusterClient(f"127.0.0.1:1,{server.address}") as client:
+            assert (await client.cancel("job-a")).state is JobState.CANCELLED
+
+
+async def test_each_of_several_addresses_is_checked() -> None:
+    with pytest.raises(InvalidInput, match=r"router = 'nonsense'"):
+        MusterClient("127.0.0.1:1,nonsense")

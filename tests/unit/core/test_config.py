@@ -110,6 +110,27 @@ def test_the_way_out_of_a_wrong_value_is_the_help_of_its_field(tmp_path: Path) -
     assert error.way_out == "DEBUG, INFO, WARNING or ERROR."
 
 
+FROM_THE_ENVIRONMENT = [
+    {"MUSTER_TRAINER__EPOCHS": "0"},
+    {"MUSTER_REDIS__TIMEOUT_S": "x"},
+    {"MUSTER_GROUPS_PER_BATCH": "0"},
+    {"MUSTER_RNU": "x"},
+    {"MUSTER_REDIS__ULR": "x"},
+    {"MUSTER_REDSI__URL": "x"},
+]
+
+
+@pytest.mark.parametrize("environ", FROM_THE_ENVIRONMENT)
+def test_what_came_from_the_environment_says_so(tmp_path: Path, environ: dict[str, str]) -> None:
+    [name] = environ
+    assert f"(from the environment variable {name})" in refused(tmp_path, **environ).problem
+
+
+def test_what_came_from_the_file_does_not_blame_the_environment(tmp_path: Path) -> None:
+    error = refused(tmp_path, "[trainer]\nepochs = 0", MUSTER_TRAINER__SEED="1")
+    assert "environment" not in error.problem
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file") as caught:
         load_config(tmp_path / "nowhere.toml", {})

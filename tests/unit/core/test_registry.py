@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from muster.clock import wall
 from muster.registry import Entry, Registry
 
 KEY = "m:{r}:registry"
@@ -62,3 +65,35 @@ async def test_a_failure_inside_the_block_withdraws_the_entry(valkey: Redis) -> 
 
 def test_an_entry_needs_only_who_and_where() -> None:
     assert Entry("router", "r0", "h:1").info == {}
+
+
+async def test_the_newest_owner_is_listed_last(valkey: Redis) -> None:
+    registry = Registry(valkey, "r")
+    async with registry.announce("router", "router-10", "h:2"):
+        async with registry.announce("router", "router-9", "h:1"):
+            assert [e.id for e in await registry.list("router")] == ["router-9", "router-10"]
+
+
+async def test_an_entry_says_which_process_it_is(valkey: Redis) -> None:
+    async with Registry(valkey, "r").announce("standby", "router-x", ""):
+        [entry] = await Registry(valkey, "r").list("standby")
+    assert (entry.pid, entry.host) == (os.getpid(), socket.gethostname())
+
+
+async def test_what_killed_processes_left_long_ago_is_removed(valkey: Redis) -> None:
+    registry = Registry(valkey, "r", ttl_s=6)
+    async with registry.announce("router", "r0", "h:1"):
+        [entry] = await registry.list("router")
+        for age in (10.0, 10_000.0):
+            old = msgspec.structs.replace(entry, id=f"r-{age}", beat_unix_s=wall() - age)
+            await valkey.hset(KEY, f"router/{old.id}", msgspec.json.encode(old))
+        async with registry.announce("sandbox", "s0", "h:2"):
+            kept = {field.decode() for field in await valkey.hkeys(KEY)}
+    assert kept == {"router/r0", "router/r-10.0", "sandbox/s0"}
+
+
+async def test_a_full_server_takes_heartbeats(valkey: Redis) -> None:
+    await valkey.config_set("maxmemory", "1")
+    async with Registry(valkey, "r").announce("router", "r0", "h:1"):
+        assert [e.id for e in await Registry(valkey, "r").list("router")] == ["r0"]
+    await valkey.config_set("maxmemory", "0")

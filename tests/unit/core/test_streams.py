@@ -78,6 +78,7 @@ async def test_a_former_owner_writes_nothing(valkey: Redis) -> None:
     assert len(await new.read_all("events")) == 1
     assert await new.read_all("outcomes") == []
     assert await new.payloads(["p"]) == [None]
+    assert await valkey.get("m:{r}:epoch:router:fenced") == b"1"
     assert await new.append([entry("2")]) == [True]  # the refused call left no dedupe mark
 
 

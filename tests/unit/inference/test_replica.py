@@ -8,7 +8,7 @@ import pytest
 
 from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
 from muster.types import EpisodeKey, SamplingParams
-from services.inference.replica import Bounds, Replica, State
+from services.inference.replica import Bounds, Replica, State, engine_name
 from services.inference.sampling import check_sampling
 
 
@@ -45,17 +45,41 @@ def test_a_replaced_router_is_fenced() -> None:
     replica.admit_request(key(epoch=3), "a", prompt=1, max_tokens=1)
 
 
+def test_a_claim_fences_older_routers_and_makes_their_requests_orphans() -> None:
+    replica = serving()
+    name = replica.admit_request(key(epoch=2), "a", prompt=1, max_tokens=1)
+    replica.claim("main", 3)
+
+    assert replica.orphans == (name,)
+    for call in (lambda: replica.check_still_owner(name), lambda: replica.claim("main", 2)):
+        with pytest.raises(Fenced, match="owner epoch 3"):
+            call()
+    assert replica.fenced_calls == 2
+
+
+def test_a_new_owner_may_ask_again_for_what_its_predecessor_left_running() -> None:
+    replica = serving()
+    left = replica.admit_request(key(epoch=2), "a", prompt=1, max_tokens=1)
+    again = replica.admit_request(key(epoch=3), "a", prompt=1, max_tokens=1)
+
+    assert replica.orphans == (left,)
+    replica.check_still_owner(again)
+
+
 def test_a_replaced_trainer_is_fenced() -> None:
     replica = serving()
     replica.check_trainer("main", 2)
 
     with pytest.raises(Fenced, match="trainer epoch 2"):
         replica.check_trainer("main", 1)
+    assert replica.fenced_calls == 1
 
 
 def test_another_run_is_refused() -> None:
     with pytest.raises(InvalidInput, match="another run"):
         serving().check_owner(key(run="other"))
+    with pytest.raises(InvalidInput, match="another run"):
+        serving().claim("other", 1)
     with pytest.raises(InvalidInput, match="another run"):
         serving().check_trainer("other", 1)
 
@@ -67,7 +91,7 @@ def test_requests_are_bounded_and_places_come_back() -> None:
 
     with pytest.raises(Exhausted, match="2 requests"):
         admit(replica, "c")
-    replica.release_request("a")
+    replica.release_request(engine_name(key(), "a"))
     admit(replica, "c")
 
 

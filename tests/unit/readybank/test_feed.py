@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import zstandard
 
 from muster import codec
-from muster.errors import InvalidInput, Refused
+from muster.errors import InvalidInput, MusterError, Refused
 from muster.streams import Received
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
+from muster.v1 import readybank_pb2 as rb
 from services.readybank import events as e
 from services.readybank.adapters import feed, payloads
 from sim.builders import INFRA, key, scored
@@ -24,7 +27,7 @@ def _received(stream: str, data: bytes) -> Received:
 def test_a_batch_record_comes_back_equal() -> None:
     frozen = feed.frozen_entry("run", BATCH)
     trained = feed.trained_entries("run", BATCH, ())[-1]
-    messages = [_received("batches", entry.data) for entry in (frozen, trained)]
+    messages = [feed.batch_record(_received("batches", entry.data)) for entry in (frozen, trained)]
     assert feed.restored_batches(messages[:1]) == [e.BatchRestored(BATCH, False)]
     assert feed.restored_batches(messages) == [e.BatchRestored(BATCH, True)]
     # Either record names the members: a lost frozen one alone loses nothing.
@@ -35,7 +38,7 @@ def test_a_batch_record_comes_back_equal() -> None:
 def test_an_event_carries_the_time_that_the_stream_gave_it() -> None:
     label = codec.label_to_pb(key("g", 1), scored(0.5))
     found = feed.event_of(_received("outcomes", label.SerializeToString()))
-    assert found == e.LabelRecorded(key("g", 1), scored(0.5), 1700000000.25)
+    assert found == e.LabelRecorded(key("g", 1), scored(0.5), 1700000000.25, "1700000000250-3")
 
 
 def test_only_a_cancelled_job_is_an_event() -> None:
@@ -68,6 +71,18 @@ class _Payloads:
         return [self._data for _ in keys]
 
 
+async def _sent(streams: _Payloads, group: e.LeasedGroup) -> list[rb.LeasedTrajectory]:
+    parts: asyncio.Queue[payloads.Parts] = asyncio.Queue()
+    await payloads.read(streams, [group], parts)  # type: ignore[arg-type]
+    found = []
+    while not parts.empty():
+        for part in parts.get_nowait():
+            if isinstance(part, MusterError):
+                raise part
+            found.append(part.trajectory)
+    return found
+
+
 def _bomb() -> bytes:
     return zstandard.ZstdCompressor().compress(bytes(payloads.MESSAGE_BYTES_MAX + 1))
 
@@ -85,13 +100,28 @@ async def test_tokens_that_cannot_be_had_are_named(data: bytes | None, problem: 
     sibling = e.LeasedSibling(0, 0, scored(1.0), ("p:key",))
     group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
     with pytest.raises(Refused, match=problem) as caught:
-        await payloads.trajectory(_Payloads(data), group, sibling)  # type: ignore[arg-type]
+        await _sent(_Payloads(data), group)
     assert caught.value.value == "p:key"
 
 
 async def test_an_invalid_sibling_travels_with_its_label_and_without_tokens() -> None:
     sibling = e.LeasedSibling(1, 2, INFRA, ())
     group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
-    sent = await payloads.trajectory(_Payloads(None), group, sibling)  # type: ignore[arg-type]
+    (sent,) = await _sent(_Payloads(None), group)
     assert (sent.sibling, sent.attempt, len(sent.segments)) == (1, 2, 0)
     assert codec.label_from_pb(sent.label) == INFRA
+
+
+async def test_many_siblings_come_in_order_with_few_in_memory() -> None:
+    data = zstandard.ZstdCompressor().compress(ev.TurnPayload().SerializeToString())
+    siblings = tuple(e.LeasedSibling(n, 0, scored(1.0), (f"p:{n}",)) for n in range(20))
+    group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), siblings)
+    asked: list[int] = []
+
+    class Counted(_Payloads):
+        async def payloads(self, keys: tuple[str, ...]) -> list[bytes | None]:
+            asked.append(len(keys))
+            return await super().payloads(keys)
+
+    assert [t.sibling for t in await _sent(Counted(data), group)] == list(range(20))
+    assert max(asked) <= payloads.AHEAD

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from muster.audit import audit
+from muster.audit_view import FINDINGS_MAX, render_audit
+from muster.figures import report_json
 from muster.report import report
-from muster.report_view import COLUMNS_MAX, FINDINGS_MAX, render, render_audit, safe
+from muster.report_view import COLUMNS_MAX, render
 from muster.types import Outcome, OutcomeLabel
 from muster.v1 import events_pb2 as ev
+from muster.view import console, safe
 
 Story = Any
 HOSTILE = "\x1b]0;pwn\x07\x1b[2J\x9b31m\x7f[bold]x[/bold]\r\nnext"
@@ -97,7 +101,7 @@ def test_text_from_boxes_reaches_the_terminal_inert(good: Story) -> None:
 
 
 def test_an_open_run_says_where_to_look(story: Story) -> None:
-    assert "`muster audit` says" in shown(render(report(story.record())))
+    assert "`muster explain` says" in shown(render(report(story.record())))
 
 
 def test_audit_of_a_good_run_ends_clean(good: Story) -> None:
@@ -121,3 +125,56 @@ def test_audit_shows_problems_first_and_says_how_many_it_left_out(good: Story) -
 def test_long_text_is_cut_with_a_mark() -> None:
     assert safe("a" * 50, 10).plain == "a" * 9 + "…"
     assert safe("two\nlines\tand tab").plain == "two lines and tab"
+
+
+def test_where_no_terminal_is_nothing_is_wrapped_or_cut(good: Story) -> None:
+    """80 columns are a terminal's, not a pipe's."""
+    good.job("more", groups=1)
+    good.opened("more-00000", job="more")
+    cause = "a_cause_that_is_told_at_length_" * 5
+    good.episode("more-00000", 0, label=OutcomeLabel(Outcome.INFRA_FAILURE, cause))
+    out = io.StringIO()
+    console(out).print(render(report(good.record())))
+    [line] = [line for line in out.getvalue().splitlines() if line.startswith("outcomes: ")]
+    assert cause in line
+
+
+def test_every_figure_stands_flat_in_the_json(good: Story) -> None:
+    found = json.loads(report_json(report(good.record())))
+    figures = found["figures"]
+    assert figures["batch.2.time_to_trainable_batch_s"] == 7
+    assert figures["batch.1.split.decode"] == 2
+    assert figures["totals.groups_trained"] == 2
+    assert figures["engine.e0.gpu_seconds_waiting_on_environments"] == 6
+    assert figures["bias.cohorts.0.ks_duration"] == 0
+    assert figures["batch.1.trained.step.loss"] == 0.5
+    assert not [v for v in figures.values() if isinstance(v, dict | list | str)]
+
+
+def test_repairs_replays_and_remarks_are_told(story: Story) -> None:
+    lost = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
+    story.job(groups=1)
+    story.opened("job-00000")
+    story.episode("job-00000", 0, 0, label=lost)
+    story.episode("job-00000", 0, 1)
+    story.step(("job-00000", 1, 0), 0)
+    story.restored(("job-00000", 1, 0))
+    story.end(("job-00000", 1, 0), 1)
+    story.label(("job-00000", 1, 0))
+    story.train(1, {"job-00000": [1, 0]})
+    text = shown(render(report(story.record())), 200)
+    for words in (
+        "repairs / replays",
+        "attempts repaired because: host_lost 1",
+        "boxes rebuilt by replay 1 (host_lost 1), 1 turns run again",
+        "replica e0: waited for environments",
+        "trained against dispatched, 1 settled cohorts: largest KS distance of durations 0",
+        "remark: task t: 1 groups without variance",
+    ):
+        assert words in text
+
+
+def test_the_audit_shows_the_cohorts(good: Story) -> None:
+    text = shown(render_audit(audit(good.record())))
+    assert "start             2     0  5.00 s → 5.00 s" in text
+    assert "…" not in text

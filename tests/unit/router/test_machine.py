@@ -156,7 +156,7 @@ def test_a_step_whose_result_is_lost_is_relaunched_as_a_new_attempt_never_repeat
     assert len(lost) == len(set(lost)) == 2
     assert [x.outcome for x in labels(world)].count(Outcome.INFRA_FAILURE) == 2
     assert {c.episode.attempt for c in world.sent(e.RecordEpisode)} == {0, 1}
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (progress.repairs, progress.groups_complete) == (2, 1)
 
@@ -167,7 +167,7 @@ def test_repairs_are_bounded_and_then_the_sibling_is_final() -> None:
     )
     world.start().feed(job())
     assert len(world.sent(e.RecordEpisode)) == 2 * 3
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert progress.groups_complete == 1
 
@@ -245,11 +245,11 @@ def test_a_filtered_group_is_replaced_so_that_the_job_trains_what_was_asked_for(
     world = World(groups_per_batch=4).start().feed(job(groups=2))
     world.feed(e.FateRecorded("j-00001", Fate.FILTERED), e.FateRecorded("j-00000", Fate.TRAINED))
     assert [c.group for c in world.sent(e.OpenGroup)] == ["j-00000", "j-00001", "j-00002"]
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert str(progress.state) == "running"
     world.feed(e.FateRecorded("j-00002", Fate.TRAINED))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (str(progress.state), progress.groups_trained) == ("done", 2)
 
@@ -257,7 +257,7 @@ def test_a_filtered_group_is_replaced_so_that_the_job_trains_what_was_asked_for(
 def test_replacements_are_bounded_so_that_a_hopeless_job_ends() -> None:
     world = World(groups_per_batch=4).start().feed(job(groups=1))
     world.feed(e.FateRecorded("j-00000", Fate.FILTERED), e.FateRecorded("j-00001", Fate.FILTERED))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (str(progress.state), progress.groups_filtered) == ("done", 2)
 
@@ -287,7 +287,7 @@ def test_a_cancelled_jobs_boxes_no_longer_weigh_on_their_hosts() -> None:
 
 def test_a_rest_that_cannot_fill_a_batch_says_so() -> None:
     world = World(groups_per_batch=4).start().feed(job(groups=3))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert progress.waiting_for.startswith("more groups: 3 are complete, a batch takes 4")
 
@@ -319,7 +319,7 @@ def test_a_restarted_router_runs_only_what_is_not_final() -> None:
     assert not world.log
     world.start()
     assert [(c.episode.sibling, c.episode.attempt) for c in world.sent(e.AcquireBox)] == [(1, 1)]
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (progress.groups_opened, progress.groups_complete) == (1, 1)
 
@@ -334,7 +334,7 @@ def test_a_group_whose_fate_is_known_at_restart_is_not_run_again() -> None:
     )
     world.start()
     assert not world.log
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (str(progress.state), progress.groups_trained) == ("done", 1)
 

@@ -26,7 +26,7 @@ def test_a_late_box_of_a_cancelled_episode_frees_its_hosts_place() -> None:
 def test_an_end_that_was_not_asked_for_ends_nothing() -> None:
     world = World().on(e.Exec, silent).start().feed(job())
     world.feed(*(e.EpisodeRecorded(c.episode) for c in world.sent(e.Exec)))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (progress.episodes_running, progress.episodes_finished) == (2, 0)
 
@@ -52,7 +52,7 @@ def test_versions_and_steps_never_go_back() -> None:
         world.feed(e.VersionPublished(step, step))
     opened = len(world.sent(e.OpenGroup))
     world.feed(e.VersionPublished(1, 1), e.BatchTrained(1))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert (progress.policy_version, len(world.sent(e.OpenGroup))) == (2, opened)
 
@@ -68,7 +68,7 @@ def test_a_fate_ends_what_still_runs_of_its_group() -> None:
 def test_a_job_that_is_done_cannot_be_cancelled() -> None:
     world = World().start().feed(job(), e.FateRecorded("j-00000", Fate.TRAINED, 1))
     world.feed(e.JobCancelled("j"))
-    progress = world.machine.progress("j")
+    progress = world.machine.progress("j", world.now)
     assert progress is not None
     assert str(progress.state) == "done"
 

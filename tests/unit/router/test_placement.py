@@ -1,15 +1,13 @@
-"""Placement, admission, recovery: the small decisions."""
+"""Placement and admission: the small decisions."""
 
 from __future__ import annotations
 
 import pytest
 
-from muster.types import Outcome, OutcomeLabel
 from services.router.admission import open_groups_max
-from services.router.events import Host, Replica, SiblingRestored
+from services.router.events import Host, Replica
 from services.router.fleet import Fleet
 from services.router.policy import Placement, PlacementRequest, ReplicaView
-from services.router.recovery import AttemptSeen, restore_siblings
 
 
 def view(id_: str, in_flight: int, sessions: int = 0, *, suspect: bool = False) -> ReplicaView:
@@ -58,6 +56,23 @@ def test_hosts_share_boxes_and_a_failed_one_is_avoided_for_a_while() -> None:
     assert fleet.pick_host(2.5) == "y"
 
 
+def test_a_new_box_for_a_lost_one_is_had_elsewhere_while_there_is_an_elsewhere() -> None:
+    fleet = Fleet(Placement())
+    fleet.hosts_are((Host("x", ""), Host("y", "")))
+    assert [fleet.pick_host(0.0, avoid="x") for _ in range(3)] == ["y"] * 3
+    fleet.host_failed("y", 0.0)
+    assert fleet.pick_host(1.0, avoid="x") == "y"
+    fleet.hosts_are((Host("x", ""),))
+    assert fleet.pick_host(0.0, avoid="x") == "x"
+
+
+def test_an_episode_that_is_new_here_starts_at_the_home_that_its_records_name() -> None:
+    fleet = Fleet(Placement())
+    fleet.replicas_are((Replica("a", ""), Replica("b", "")))
+    assert fleet.place("e", 10, 0.0, home="b").replica == "b"
+    assert fleet.place("e", 10, 0.0, home="a").replica == "b"  # here it has one by now
+
+
 @pytest.mark.parametrize(
     ("lag", "version", "steps", "want"),
     [(0, 0, 0, 4), (0, 0, 1, 0), (0, 1, 1, 4), (2, 5, 5, 12), (2, 5, 6, 8), (0, 0, 5, 0)],
@@ -67,28 +82,3 @@ def test_the_bound_counts_whole_batches(lag: int, version: int, steps: int, want
         lag_max=lag, published_step=version, steps_trained=steps, groups_per_batch=4
     )
     assert got == want
-
-
-GOOD = OutcomeLabel(Outcome.MODEL_SUCCESS, "passed", 1.0)
-LOST = OutcomeLabel(Outcome.INFRA_FAILURE, "box_start")
-
-
-@pytest.mark.parametrize(
-    ("seen", "labels", "want"),
-    [
-        ([], {}, SiblingRestored(0)),
-        ([AttemptSeen(0, 0, 2)], {}, SiblingRestored(1)),
-        ([AttemptSeen(0, 0, 2, True)], {(0, 0): GOOD}, SiblingRestored(0, GOOD, 2)),
-        ([AttemptSeen(0, 0, 0, True)], {(0, 0): LOST}, SiblingRestored(1)),
-        ([AttemptSeen(0, 2, 0, True)], {(0, 2): LOST}, SiblingRestored(2, LOST, 0)),
-        (
-            [AttemptSeen(0, 1, 1), AttemptSeen(0, 0, 2, True)],
-            {(0, 0): GOOD},
-            SiblingRestored(2),
-        ),
-    ],
-)
-def test_the_newest_attempt_decides_what_a_restart_does(
-    seen: list[AttemptSeen], labels: dict, want: SiblingRestored
-) -> None:
-    assert restore_siblings(1, seen, labels, repairs_max=2) == (want,)

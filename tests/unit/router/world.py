@@ -100,6 +100,10 @@ def default(command: e.RouterCommand) -> e.RouterEvent | None:
             return generated(command)
         case e.Exec():
             return stepped(command)
+        case e.RecordIntent():
+            return e.IntentRecorded(command.episode, command.turn)
+        case e.RecordRestored():
+            return e.RestoredRecorded(command.episode, command.repair)
         case e.RecordTurn():
             return e.TurnRecorded(command.episode, command.turn)
         case e.Verify():

@@ -8,6 +8,7 @@ from muster.errors import Fenced, NotFound
 from muster.types import EpisodeKey
 from services.sandbox.pool import (
     Asked,
+    Claimed,
     EndBox,
     Ended,
     GaveUp,
@@ -19,10 +20,11 @@ from services.sandbox.pool import (
     StartBox,
     Started,
     StartFailed,
+    TellFormer,
     Ticked,
 )
 
-RULES = PoolRules(boxes_max=3, starting_max=2, waiting_max=2, idle_s=100.0)
+RULES = PoolRules(boxes_max=3, starting_max=2, waiting_max=2, idle_s=100.0, adopt_s=20.0)
 
 
 def key(sibling: int = 0, epoch: int = 1, run: str = "r") -> EpisodeKey:
@@ -87,20 +89,54 @@ def test_a_caller_that_left_is_not_served(pool: Pool) -> None:
     assert pool.handle(Started("box-1"), 1) == []
 
 
-def test_a_newer_epoch_ends_older_boxes_and_refuses_older_callers(pool: Pool) -> None:
+def test_a_newer_epoch_refuses_older_callers_and_leaves_the_boxes(pool: Pool) -> None:
     pool.handle(ask(1), 0)
     pool.handle(ask(2), 0)
     pool.handle(Started("box-1"), 0)
     pool.handle(ask(3), 0)
     pool.handle(ask(4), 0)
     commands = pool.handle(Spoke(key(9, epoch=2)), 1)
-    assert EndBox("box-1", "owner epoch 2 has spoken") in commands
-    assert RefuseTicket(4, True, "a newer owner epoch has spoken") in commands
-    # The one that is still starting ends as soon as it has started.
-    assert EndBox("box-2", "owner epoch 2 has spoken") in pool.handle(Started("box-2"), 2)
+    refusal = RefuseTicket(4, True, "a newer owner epoch has spoken")
+    assert commands == [TellFormer("r"), refusal]
+    assert pool.handle(Started("box-2"), 2) == []
     [late] = pool.handle(ask(5, epoch=1), 3)
     assert isinstance(late, RefuseTicket)
     assert late.fenced
+
+
+def test_a_claim_is_a_first_word_too(pool: Pool) -> None:
+    pool.handle(ask(1), 0)
+    pool.handle(Started("box-1"), 0)
+    assert pool.handle(Claimed("r", 2), 1) == [TellFormer("r")]
+    assert isinstance(pool.refusal(key(1), "box-1"), Fenced)
+    assert pool.living("r") == {"box-1": key(1)}
+    assert pool.living("other") == {}
+
+
+def test_a_call_of_the_newer_owner_makes_a_box_its_own(pool: Pool) -> None:
+    pool.handle(ask(1), 0)
+    pool.handle(Started("box-1"), 0)
+    pool.handle(Spoke(key(1, epoch=2), "box-1"), 1)
+    assert pool.refusal(key(1, epoch=2), "box-1") is None
+    assert pool.living("r") == {"box-1": key(1, epoch=2)}
+
+
+def test_boxes_that_the_newer_owner_does_not_use_end_in_time(pool: Pool) -> None:
+    for ticket in (1, 2):
+        pool.handle(ask(ticket), 0)
+        pool.handle(Started(f"box-{ticket}"), 0)
+    pool.handle(Claimed("r", 2), 10)
+    pool.handle(Spoke(key(1, epoch=2), "box-1"), 12)
+    assert pool.handle(Ticked(), 30) == []
+    assert pool.handle(Ticked(), 31) == [EndBox("box-2", "owner epoch 2 has no use for it")]
+
+
+def test_a_former_owner_keeps_no_box_alive(pool: Pool) -> None:
+    pool.handle(ask(1), 0)
+    pool.handle(Started("box-1"), 0)
+    pool.handle(Claimed("r", 2), 10)
+    pool.handle(Spoke(key(1), "box-1"), 29)
+    assert pool.handle(Ticked(), 31) == [EndBox("box-1", "owner epoch 2 has no use for it")]
 
 
 def test_epochs_of_other_runs_do_not_matter(pool: Pool) -> None:
@@ -131,4 +167,4 @@ def test_an_untouched_box_ends(pool: Pool) -> None:
 def test_epochs_of_many_runs_are_remembered_within_bounds(pool: Pool) -> None:
     for number in range(1000):
         pool.handle(Spoke(key(0, run=f"run-{number}")), 0)
-    assert len(pool._epochs) <= 257
+    assert len(pool._owners) <= 257

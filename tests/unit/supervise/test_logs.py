@@ -25,18 +25,18 @@ def test_a_persons_line_is_given_as_it_stands(tmp_path: Path) -> None:
 
 def test_a_crash_is_told_by_the_last_line_of_its_traceback(tmp_path: Path) -> None:
     log = _log(tmp_path / "a.log", _record("INFO", "x"), "Traceback", "  File", "KeyError: 'a'")
-    assert last_words(log, 0, 1) == "KeyError: 'a'"
+    assert last_words(log, 0, 1) == "KeyError: 'a' (line 4 of logs/a.log)"
 
 
 def test_the_frame_around_an_exception_group_is_no_word(tmp_path: Path) -> None:
     lines = ("  | ExceptionGroup", "  +-+---", "    | AttributeError: 'shape'", "    +-------")
     log = _log(tmp_path / "a.log", *lines)
-    assert last_words(log, 0, 1) == "AttributeError: 'shape'"
+    assert last_words(log, 0, 1) == "AttributeError: 'shape' (line 3 of logs/a.log)"
 
 
 def test_without_plain_lines_the_newest_error_counts(tmp_path: Path) -> None:
     log = _log(tmp_path / "a.log", _record("ERROR", "broken"), _record("INFO", "bye"))
-    assert last_words(log, 0, 1) == "broken"
+    assert last_words(log, 0, 1) == "broken (line 1 of logs/a.log)"
 
 
 def test_words_of_an_earlier_start_are_not_blamed(tmp_path: Path) -> None:
@@ -44,9 +44,22 @@ def test_words_of_an_earlier_start_are_not_blamed(tmp_path: Path) -> None:
     assert last_words(log, log.stat().st_size, 1) == "it left no word in its log"
 
 
+def test_the_line_is_counted_from_the_beginning_of_the_file(tmp_path: Path) -> None:
+    log = _log(tmp_path / "a.log", *["earlier"] * 20_000)
+    start = log.stat().st_size
+    with log.open("a") as more:
+        more.write("\nboom\n")
+    assert last_words(log, start, 1) == "boom (line 20002 of logs/a.log)"
+
+
+def test_a_second_process_of_a_role_speaks_under_the_roles_name(tmp_path: Path) -> None:
+    log = _log(tmp_path / "router-2.log", "router: a newer router leads", "TypeError: at exit")
+    assert last_words(log, 0, 2) == "router: a newer router leads"
+
+
 def test_control_characters_never_reach_a_terminal(tmp_path: Path) -> None:
     log = _log(tmp_path / "a.log", "evil \x1b]0;title\x07")
-    assert last_words(log, 0, 1) == r"evil \x1b]0;title\x07"
+    assert last_words(log, 0, 1) == r"evil \x1b]0;title\x07 (line 1 of logs/a.log)"
 
 
 def test_a_log_over_its_limit_is_kept_once_and_emptied_in_place(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from muster.supervise.machine import (
 
 RULES = Rules(
     (
-        ServiceRule("redis"),
+        ServiceRule("redis", last=True),
         ServiceRule("bank", after=("redis",), outlives=("router",), ready_s=10.0),
         ServiceRule("router", after=("redis",)),
     ),
@@ -198,6 +198,70 @@ def test_a_process_that_cannot_be_killed_does_not_hold_the_stop(running: Story) 
     running.at(15.0, Tick())
     [finish] = running.at(19.0, Tick())
     assert finish == Finish(2, "could not be ended: redis, bank")
+
+
+def test_a_remark_stands_beside_the_time_that_a_start_took(running: Story) -> None:
+    running.at(10.0, Exited("router", 137, ""))
+    running.at(11.0, Tick())
+    running.at(13.5, Healthy("router", "stands by"))
+    assert running.told[-1] == Report("router", "ready", "2.5 s, stands by")
+
+
+def test_beside_a_server_of_others_every_service_has_its_whole_grace() -> None:
+    alone = (ServiceRule("bank", outlives=("router",)), ServiceRule("router"))
+    story = Story(Rules(alone, grace_s=6.0, last_s=1.5, drain_s=1.5))
+    story.at(0.0, Tick())
+    for name in ("bank", "router"):
+        story.at(1.0, Healthy(name))
+    assert story.at(10.0, StopAsked()) == [Terminate("router")]
+    assert story.at(11.5, Tick()) == [Terminate("bank")]
+    assert story.at(15.9, Tick()) == []
+    assert story.at(16.0, Tick()) == [Kill("router"), Kill("bank")]
+
+
+PAIR = Rules(
+    (
+        ServiceRule("redis", last=True),
+        ServiceRule("box", after=("redis",), outlives=("router", "router-2")),
+        ServiceRule("router", after=("redis",)),
+        ServiceRule("router-2", after=("redis", "router")),
+    ),
+    backoff_s=1.0,
+)
+
+
+@pytest.fixture
+def pair() -> Story:
+    story = Story(PAIR)
+    story.at(0.0, Tick())
+    for name in ("redis", "box", "router", "router-2"):
+        story.at(1.0, Healthy(name))
+    return story
+
+
+def test_the_standby_starts_when_the_first_leads() -> None:
+    story = Story(PAIR)
+    story.at(0.0, Tick())
+    assert story.at(1.0, Healthy("redis")) == [Start("box"), Start("router")]
+    story.at(2.0, Healthy("box"))
+    assert story.at(3.0, Healthy("router")) == [Start("router-2")]
+    assert story.at(4.0, Healthy("router-2", "stands by")) == [AllReady()]
+
+
+def test_the_first_of_a_pair_comes_back_without_waiting_for_the_second(pair: Story) -> None:
+    pair.at(10.0, Exited("router", 137, ""))
+    assert pair.at(11.0, Tick()) == [Start("router")]
+
+
+def test_a_pair_stops_in_one_breath_so_that_none_takes_over(pair: Story) -> None:
+    assert pair.at(10.0, StopAsked()) == [Terminate("router-2"), Terminate("router")]
+    pair.at(10.1, Exited("router-2", 0, ""))
+    assert pair.at(10.2, Exited("router", 0, "")) == [Terminate("box")]
+
+
+def test_a_former_owner_that_was_fenced_is_started_again(pair: Story) -> None:
+    assert pair.at(10.0, Exited("router", 2, "router: a newer router leads")) == []
+    assert pair.at(11.0, Tick()) == [Start("router")]
 
 
 def test_a_stop_before_anything_started_finishes_at_once() -> None:

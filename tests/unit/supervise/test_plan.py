@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
+
+import pytest
 
 from muster.config import Config, RedisConfig
 from muster.supervise.plan import environment, plan, redis_url
@@ -25,6 +28,30 @@ def test_the_embedded_server_keeps_an_append_only_file() -> None:
     assert command[command.index("--port") + 1] == "0"
 
 
+@pytest.mark.parametrize("policy", ["always", "everysec", "no"])
+def test_the_embedded_server_runs_with_the_policy_and_bound_that_were_asked_for(
+    policy: Literal["always", "everysec", "no"],
+) -> None:
+    config = Config(redis=RedisConfig(appendfsync=policy, maxmemory_bytes=1 << 20))
+    command = plan(config, RUNTIME)[0].command
+    settings = dict(zip(command[1::2], command[2::2], strict=True))
+    assert settings["--appendfsync"] == policy
+    assert (settings["--maxmemory"], settings["--maxmemory-policy"]) == ("1048576", "noeviction")
+
+
+def test_a_standby_is_the_same_service_under_another_name() -> None:
+    services = {service.name: service for service in plan(Config(standbys=True), RUNTIME)}
+    assert [*services][-2:] == ["readybank-2", "router-2"]
+    first, second = services["router"], services["router-2"]
+    assert (second.command, second.health, second.kind) == (first.command, first.health, "router")
+    assert second.rule.after == ("redis", "router")
+
+
+def test_without_what_it_doubles_there_is_no_standby() -> None:
+    services = plan(Config(standbys=True), RUNTIME, ("sandbox",))
+    assert [service.name for service in services] == ["redis", "sandbox"]
+
+
 def test_a_configured_server_is_used_and_none_is_started() -> None:
     config = Config(redis=RedisConfig(url="redis://there:6379"))
     assert [service.name for service in plan(config, RUNTIME, ("router",))] == ["router"]
@@ -34,7 +61,8 @@ def test_a_configured_server_is_used_and_none_is_started() -> None:
 def test_the_router_stops_before_what_its_episodes_need() -> None:
     rules = {service.name: service.rule for service in plan(Config(), RUNTIME)}
     assert rules["router"].outlives == ()
-    assert all(rules[name].outlives == ("router",) for name in ("sandbox", "inference"))
+    for name in ("sandbox", "inference", "readybank"):
+        assert rules[name].outlives == ("router", "router-2")
 
 
 def test_settings_reach_services_through_the_file_alone() -> None:

@@ -53,6 +53,23 @@ def test_two_records_of_one_episode_must_agree() -> None:
         assign_credit([trajectory("g", 0, 1.0), trajectory("g", 0, 0.0)])
 
 
+def test_contexts_of_one_episode_do_not_multiply_its_reward() -> None:
+    """Four records, two episodes: mean and deviation are those of two rewards."""
+    split = [trajectory("g", 0, 1.0), trajectory("g", 0, 1.0), trajectory("g", 0, 1.0)]
+    (credit,) = assign_credit([*split, trajectory("g", 1, 0.0)]).groups
+    assert (credit.valid, credit.mean) == (2, 0.5)
+    assert credit.std == pytest.approx(0.5**0.5)
+
+
+def test_groups_with_the_same_prompt_are_two_groups() -> None:
+    """Merged, the four rewards 1, 0, 1, 1 would have the mean 0.75."""
+    first, second = group("a", 1.0, 0.0), group("b", 1.0, 1.0)
+    assert first[0].segments == second[0].segments
+    credit = assign_credit([*first, *second])
+    assert [g.mean for g in credit.groups] == [0.5, 1.0]
+    assert [credit.advantages["b", i] for i in range(2)] == [0.0, 0.0]
+
+
 def test_groups_do_not_mix() -> None:
     credit = assign_credit([*group("a", 1.0, 0.0), *group("b", 9.0, 9.0)])
     assert credit.advantages["b", 0] == 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.errors import InvalidInput, Refused
+from muster.errors import ConfigError, InvalidInput, Refused
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
@@ -21,7 +21,10 @@ def meta(step: int) -> CheckpointMeta:
 
 
 def writes(text: str) -> Callable[[str], None]:
-    return lambda folder: (Path(folder) / "weights").write_text(text) and None
+    def write(folder: str) -> None:
+        (Path(folder) / "weights").write_text(text)
+
+    return write
 
 
 def going() -> bool:
@@ -43,11 +46,100 @@ def test_before_the_first_there_is_none(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "none", "run", keep=2).newest() is None
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, "run", keep=2)
-    for step in (1, 2, 3):
-        store.save(meta(step), writes("x"), going)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
+def there(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*step-*"))
+
+
+def saved(folder: Path, *steps: int, keep: int = 2) -> CheckpointStore:
+    store = CheckpointStore(folder, "run", keep)
+    for step in steps:
+        store.save(meta(step), writes(str(step)), going)
+    return store
+
+
+def test_only_the_newest_stay_once_they_are_pruned(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3)
+    assert there(tmp_path) == ["step-000001", "step-000002", "step-000003"]
+    store.prune(store.oldest_kept())
+    assert there(tmp_path) == ["step-000002", "step-000003"]
+
+
+@pytest.mark.parametrize(("keep", "oldest"), [(0, 0), (4, 0), (3, 3), (2, 6), (1, 9)])
+def test_the_oldest_kept_is_named_once_there_are_enough(
+    tmp_path: Path, keep: int, oldest: int
+) -> None:
+    assert saved(tmp_path, 3, 6, 9, keep=keep).oldest_kept() == oldest
+
+
+def test_a_deletion_that_was_cut_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2)
+    (tmp_path / "step-000001").rename(tmp_path / ".deleting-step-000001")
+    (tmp_path / ".deleting-step-000001" / "meta.json").unlink()  # and the power went
+    assert store.newest() is not None
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_going_back_sets_newer_checkpoints_aside(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3, keep=0)
+    store.go_back(1, epoch=7)
+    found = store.newest()
+    assert found is not None
+    assert found[1].step == 1
+    assert there(tmp_path) == [
+        "aside-000007-step-000002",
+        "aside-000007-step-000003",
+        "step-000001",
+    ]
+
+
+def test_going_back_is_done_once_for_a_setting_that_stays(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, keep=0)
+    store.go_back(1, epoch=7)
+    store.save(meta(2), writes("new"), going)
+    store.go_back(1, epoch=8)  # the process was started again
+    assert "step-000002" in there(tmp_path)
+    store.forget_return()
+    store.go_back(1, epoch=9)
+    assert "aside-000009-step-000002" in there(tmp_path)
+
+
+def test_a_return_that_was_cut_is_finished(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, 3, keep=0)
+    (tmp_path / "step-000003").rename(tmp_path / "aside-000007-step-000003")
+    store.go_back(1, epoch=8)
+    assert there(tmp_path)[-1] == "step-000001"
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 7])
+def test_no_return_to_what_the_bank_may_have_dropped(tmp_path: Path, step: int) -> None:
+    """Step 2 is still there: its deletion was cut after the bank had been told."""
+    with pytest.raises(ConfigError, match="choose one of 3, 4, or"):
+        saved(tmp_path, 2, 3, 4).go_back(step, epoch=1)
+
+
+def test_a_damaged_checkpoint_can_be_gone_back_from(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2)
+    (tmp_path / "step-000002" / "meta.json").write_text("{")
+    assert store.epoch() == 0
+    store.go_back(1, epoch=2)
+    found = store.newest()
+    assert found is not None
+    assert found[1].step == 1
+
+
+def test_the_first_model_can_be_gone_back_to_while_nothing_was_deleted(tmp_path: Path) -> None:
+    store = saved(tmp_path, 1, 2, keep=3)
+    store.go_back(0, epoch=1)
+    assert store.newest() is None
+
+
+def test_the_epoch_is_the_newest_that_left_a_trace(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", "run", keep=2)
+    assert store.epoch() == 0
+    store.save(meta(1), writes("x"), going)
+    assert store.epoch() == 1
+    store.note_epoch(5)
+    assert store.epoch() == 5
 
 
 def test_a_crash_while_writing_leaves_the_one_before(tmp_path: Path) -> None:
@@ -111,7 +203,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         CheckpointStore(tmp_path, "other", keep=2).newest()
 
 
-def test_the_step_of_an_abandoned_branch_is_replaced(tmp_path: Path) -> None:
+def test_a_save_that_is_tried_again_replaces_the_first(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, "run", keep=2)
     store.save(meta(1), writes("old"), going)
     assert (store.save(meta(1), writes("new"), going) / "weights").read_text() == "new"

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from muster.errors import InvalidInput, Refused, Unavailable
+from services.trainer import ports
 from services.trainer.adapters import worker
 from services.trainer.adapters.checkpoint import CheckpointStore
 from services.trainer.adapters.fake import FakeBank, FakeFleet, FakePolicy, FakeVersionLog
@@ -30,13 +32,14 @@ class Stage:
         )
         self.versions, self.fleet = FakeVersionLog(), FakeFleet("a", "b")
         self.load: Callable[[Path], FakePolicy] = FakePolicy.load
-        self.retry_s = 5.0
+        self.settings = DriverSettings("run", 1, folder, retry_s=5.0, retry_first_s=0.001)
+        self.keep = 2
 
     def driver(self) -> Driver:
         return Driver(
-            DriverSettings("run", 1, self.folder, retry_s=self.retry_s, retry_first_s=0.001),
+            self.settings,
             load=self.load,
-            store=CheckpointStore(self.folder / "checkpoints", "run", keep=2),
+            store=CheckpointStore(self.folder / "checkpoints", "run", self.keep),
             bank=self.bank,
             versions=self.versions,
             fleet=self.fleet,
@@ -60,10 +63,10 @@ async def test_two_steps_become_two_versions(tmp_path: Path) -> None:
     assert stage.bank.acknowledged == [0, 1, 2]
     assert stage.fleet.serving == {"a": 2, "b": 2}
     assert driver.machine.step == 2
-    durable = [r for r in stage.versions.records if not r.published]
+    durable = [r for r in stage.versions.records if r.stage is ports.Stage.DURABLE]
     assert [(r.version, r.parent) for r in durable] == [(0, -1), (1, 0), (2, 1)]
     assert len({r.digest for r in durable}) == 3
-    assert [r.version for r in stage.versions.records if r.published] == [1, 2]
+    assert [r.version for r in stage.versions.records if r.stage is ports.Stage.PUBLISHED] == [1, 2]
 
 
 async def test_a_restart_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ async def test_a_bank_that_restarts_is_waited_for(tmp_path: Path) -> None:
 
 async def test_a_bank_that_stays_away_ends_the_trainer_with_an_error(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.bank.away, stage.retry_s = 1000, 0.0
+    stage.bank.away, stage.settings = 1000, replace(stage.settings, retry_s=0.0)
     with pytest.raises(ExceptionGroup) as failed:
         await stage.run()
     assert failed.group_contains(Unavailable, match="has been away")
@@ -160,6 +163,51 @@ async def test_a_checkpoint_brings_its_batch_back_to_the_bank(tmp_path: Path) ->
     await stage.run()
     await stage.run()
     assert stage.bank.brought == [None, stage.bank.batches[2].frozen]
+
+
+async def test_a_checkpoint_brings_every_batch_since_the_one_before_it(tmp_path: Path) -> None:
+    """Registered in order: a bank that lost both would refuse the second without the first."""
+    stage = Stage(tmp_path, steps=5)
+    stage.settings = replace(stage.settings, checkpoint_every=2)
+    await stage.run()
+    stage.bank.registered.clear()
+    await stage.run()
+    assert stage.bank.registered == [3, 4]
+    assert stage.bank.brought[-2:] == [stage.bank.batches[step].frozen for step in (3, 4)]
+
+
+async def test_a_restart_trains_again_what_no_checkpoint_has(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=3)
+    stage.settings = replace(stage.settings, checkpoint_every=2)
+    await stage.run()
+    assert stage.bank.acknowledged == [0, 2]
+    stage.bank.batches[4] = batch(*group("g4", 1.0, 0.0), step=4)
+    await stage.run()
+    assert stage.bank.acknowledged == [0, 2, 4]
+    assert FakePolicy.load(tmp_path / "checkpoints" / "step-000004").steps == [1, 2, 3, 4]
+    trained = [r for r in stage.versions.records if r.stage is ports.Stage.TRAINED]
+    assert [(r.version, r.parent) for r in trained] == [(1, 0), (3, 2), (4, 2)]
+
+
+async def test_the_bank_is_told_the_oldest_checkpoint_and_the_others_go(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=4)
+    await stage.run()
+    assert stage.bank.oldest_kept == 3
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == ["step-000003", "step-000004"]
+
+
+async def test_a_return_to_an_older_checkpoint_trains_what_it_had_not_seen(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=3)
+    stage.keep = 3
+    await stage.run()
+    stage.settings = replace(stage.settings, epoch=2, start_step=1)
+    await stage.run()
+    assert stage.bank.registered[-1] == 1
+    assert stage.bank.acknowledged == [0, 1, 2, 3, 2, 3]
+    assert stage.versions.records[-2].parent == 4  # version 5, of step 3, on the new branch
+    aside = sorted(path.name for path in (tmp_path / "checkpoints").glob("aside-*"))
+    assert aside == ["aside-000002-step-000002", "aside-000002-step-000003"]
 
 
 async def test_a_replica_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -23,6 +23,13 @@ def test_both_contexts_of_an_episode_carry_its_one_advantage() -> None:
     assert plan.credit.groups[0].valid == 2
 
 
+def test_lag_is_counted_from_the_first_sampled_token() -> None:
+    """Of an episode over versions 0, 1 and 2, at version 2: two steps, not one and not none."""
+    turns = [prompt(), sampled(1, version=0), sampled(2, version=1), sampled(3, version=2)]
+    batches = batch(trajectory("g", 0, 1.0, turns), trajectory("g", 1, 0.0, turns))
+    assert plan_step(batches, LINE).lag_mean_versions == 2.0
+
+
 def test_lag_is_the_mean_over_trajectories() -> None:
     old = trajectory("g", 0, 1.0, [prompt(), sampled(1, version=0)])
     new = trajectory("g", 1, 0.0, [prompt(), sampled(1, version=1)])

@@ -7,11 +7,12 @@ commands; killing the trainer means a new machine over the same world.
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from services.trainer import schedule as s
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT
-from services.trainer.ports import ReplicaReport, VersionRecord
+from services.trainer.ports import ReplicaReport, Stage, VersionRecord
 
 BASE = VersionRecord(0, NO_PARENT, "digest-0", "base")
 
@@ -27,20 +28,25 @@ class Killed(Exception):
 class World:
     """Durable state, and counters of effects."""
 
-    def __init__(self, batches: int):
+    def __init__(self, batches: int, *, every: int = 1, keep: int = 0):
         self.checkpoints: list[tuple[int, VersionRecord]] = [(0, BASE)]
+        self.every, self.keep = every, keep
+        self.told_oldest = 0
+        self.trained = 0  # steps, over all incarnations: names of weights
+        self.steps: dict[str, int] = {}  # by digest
         self.batches = batches
         self.acknowledged: set[int] = set()
         self.in_checkpoint: list[int] = []
-        self.records: dict[tuple[int, bool], VersionRecord] = {}
+        self.records: dict[tuple[int, Stage], VersionRecord] = {}
         self.serving = 0
         self.done = 0  # commands carried out, over all incarnations
 
     def live(self, kill_after: int) -> None:
         """Run one incarnation until no batch is left; raise Killed after so many commands."""
-        machine = s.TrainerMachine()
+        machine = s.TrainerMachine(checkpoint_every=self.every, checkpoint_idle_s=10.0)
         step, record = self.checkpoints[-1]
-        events: list[s.TrainerEvent] = [s.Started(step, record, record.version + 1)]
+        newest = max([record.version, *(version for version, _ in self.records)])
+        events: list[s.TrainerEvent] = [s.Started(step, record, newest + 1, self.oldest())]
         while events:
             for command in machine.handle(events.pop(0), 0.0):
                 if self.done == kill_after:
@@ -51,32 +57,61 @@ class World:
                 if event is not None:
                     events.append(event)
 
+    def oldest(self) -> int:
+        return self.checkpoints[-self.keep][0] if 0 < self.keep < len(self.checkpoints) else 0
+
     def carry_out(self, command: s.Command) -> s.TrainerEvent | None:
         match command:
+            case s.SealVersion() | s.SaveCheckpoint():
+                return self.make(command)
+            case s.PruneCheckpoints(oldest_kept=oldest):
+                assert oldest <= self.told_oldest, "deleted what the bank may still be asked for"
+                self.checkpoints = [c for c in self.checkpoints if c[0] >= oldest]
             case s.RecordVersion(record=record):
-                self.records.setdefault((record.version, record.published), record)
+                self.records.setdefault((record.version, record.stage), record)
             case s.Register(last_durable_step=step):
-                self.acknowledged |= set(range(1, step + 1))
+                self.tell(step, command.oldest_kept)
                 return s.Registered(step + 1)
             case s.LeaseBatch(step=step):
                 return s.BatchLeased(step) if step <= self.batches else None
             case s.TrainStep(step=step):
                 return s.StepTrained(report(step))
-            case s.SaveCheckpoint(step=step, version=version, parent=parent):
-                record = VersionRecord(version, parent, f"digest-{version}", f"step-{step}")
-                self.checkpoints.append((step, record))
-                self.in_checkpoint.append(step)
-                return s.CheckpointSaved(step, record)
             case s.AcknowledgeBatch(step=step):
                 assert step in self.in_checkpoint, "acknowledged before it was durable"
-                self.acknowledged.add(step)
+                self.tell(step, command.oldest_kept)
                 return s.BatchAcknowledged(step)
             case s.Publish(version=version):
-                assert version == self.checkpoints[-1][1].version, "published before durable"
+                assert any(version == known for known, _ in self.records), "a stranger's tokens"
                 reports = () if self.serving == version else (ReplicaReport("replica"),)
                 self.serving = version
                 return s.Published(reports, serving=1)
         return None
+
+    def line(self) -> list[int]:
+        """Steps that made the newest checkpoint, the last one first."""
+        known = {record.version: record for record in self.records.values()}
+        found, at = [], self.checkpoints[-1][1]
+        while at.version:
+            found.append(self.steps[at.digest])
+            assert at.parent < at.version, "a version is older than its parent"
+            at = known[at.parent]
+        return found
+
+    def tell(self, step: int, oldest: int) -> None:
+        self.told_oldest = max(self.told_oldest, oldest)
+        self.acknowledged |= set(range(1, step + 1))
+
+    def make(self, command: s.SealVersion | s.SaveCheckpoint) -> s.TrainerEvent:
+        self.trained += 1
+        digest, step = f"digest-{self.trained}", command.step
+        self.steps[digest] = step
+        record = VersionRecord(command.version, command.parent, digest, f"step-{step}")
+        if isinstance(command, s.SealVersion):
+            record = replace(record, checkpoint="", stage=Stage.TRAINED, report=command.report)
+            return s.VersionSealed(step, record)
+        self.checkpoints.append((step, record))
+        self.in_checkpoint.append(step)
+        return s.CheckpointSaved(step, record, self.oldest())
 
 
 def test_one_step_in_order() -> None:
@@ -114,7 +149,100 @@ def test_a_crash_anywhere_loses_nothing_and_repeats_nothing(kill_after: int) -> 
     assert world.acknowledged == {1, 2}
     assert [record.version for _, record in world.checkpoints] == [0, 1, 2]
     assert world.serving == 2
-    assert {(0, False), (1, False), (2, False), (2, True)} <= set(world.records)
+    durable = {(version, Stage.DURABLE) for version in range(3)}
+    assert durable | {(2, Stage.PUBLISHED)} <= set(world.records)
+
+
+@pytest.mark.parametrize("kill_after", range(60))
+def test_a_crash_between_checkpoints_trains_the_batches_since_then_again(kill_after: int) -> None:
+    """Checkpoints at 2 and 4, the newest of them kept; each step once in the last lineage."""
+    world = World(batches=4, every=2, keep=1)
+    try:
+        world.live(kill_after)
+    except Killed:
+        world.live(kill_after=-1)
+    assert world.acknowledged == {1, 2, 3, 4}
+    assert {step for step, _ in world.checkpoints} == {4}
+    assert world.line() == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("kill_after", range(60))
+def test_a_number_never_stands_for_two_sets_of_weights(kill_after: int) -> None:
+    world = World(batches=4, every=2)
+    for kills in (kill_after, -1):
+        try:
+            world.live(kills)
+        except Killed:
+            continue
+    records = [*world.records.values(), *(record for _, record in world.checkpoints)]
+    weights = {record.version: record.digest for record in records}
+    assert all(weights[record.version] == record.digest for record in records)
+
+
+def test_steps_between_checkpoints_are_published_and_not_acknowledged() -> None:
+    world = World(batches=3, every=2)
+    world.live(kill_after=-1)
+    assert world.serving == 3
+    assert world.acknowledged == {1, 2}
+    assert (3, Stage.TRAINED) in world.records
+    assert (3, Stage.DURABLE) not in world.records
+
+
+def sealed() -> s.TrainerMachine:
+    """A machine that waits, at 100 s, after a step that is in no checkpoint."""
+    machine = s.TrainerMachine(checkpoint_every=4, checkpoint_idle_s=10.0)
+    machine.handle(s.Started(0, BASE, 1), 0.0)
+    machine.handle(s.Registered(1), 0.0)
+    machine.handle(s.Published((), 1), 0.0)
+    machine.handle(s.BatchLeased(1), 0.0)
+    machine.handle(s.StepTrained(report(1)), 0.0)
+    record = VersionRecord(1, 0, "digest", "", Stage.TRAINED, report(1))
+    machine.handle(s.VersionSealed(1, record), 0.0)
+    machine.handle(s.Published((), 1), 100.0)
+    return machine
+
+
+def test_without_a_next_batch_the_last_step_is_saved_as_the_version_it_is() -> None:
+    machine = sealed()
+    assert machine.handle(s.ReplicasDue(), 109.0) == [s.Publish(1, 0)]
+    machine.handle(s.Published((), 1), 109.5)
+    (save,) = machine.handle(s.ReplicasDue(), 110.0)
+    assert save == s.SaveCheckpoint(1, 1, 0, report(1), "digest")
+    saved = VersionRecord(1, 0, "digest", "folder", report=report(1))
+    assert machine.handle(s.CheckpointSaved(1, saved), 110.0)[-1] == s.AcknowledgeBatch(1)
+    machine.handle(s.BatchAcknowledged(1), 110.0)
+    machine.handle(s.Published((), 1), 110.0)
+    assert machine.handle(s.ReplicasDue(), 130.0) == [s.Publish(1, 0)]
+
+
+def test_a_batch_that_comes_while_the_last_step_is_saved_is_trained_after_it() -> None:
+    machine = sealed()
+    machine.handle(s.ReplicasDue(), 110.0)
+    assert machine.handle(s.BatchLeased(2), 110.0) == []
+    saved = VersionRecord(1, 0, "digest", "folder", report=report(1))
+    machine.handle(s.CheckpointSaved(1, saved), 111.0)
+    machine.handle(s.BatchAcknowledged(1), 111.0)
+    assert machine.handle(s.Published((), 1), 111.0)[-1] == s.TrainStep(2)
+
+
+def test_an_old_checkpoint_goes_only_after_the_bank_has_answered() -> None:
+    machine = waiting(step=3)
+    machine.handle(s.BatchLeased(4), 0.0)
+    machine.handle(s.StepTrained(report(4)), 0.0)
+    record = VersionRecord(4, 3, "d", "c")
+    saved = machine.handle(s.CheckpointSaved(4, record, oldest_kept=2), 0.0)
+    assert saved == [s.RecordVersion(record), s.AcknowledgeBatch(4, 2)]
+    machine.handle(s.BatchAcknowledged(4), 0.0)
+    then = machine.handle(s.Published((), 1), 0.0)
+    assert then[-2:] == [s.PruneCheckpoints(2), s.LeaseBatch(5)]
+
+
+def test_a_deletion_that_a_crash_left_out_follows_the_registration() -> None:
+    machine = s.TrainerMachine()
+    record = VersionRecord(4, 3, "d", "c")
+    assert machine.handle(s.Started(4, record, 5, oldest_kept=2), 0.0)[-1] == s.Register(4, 2)
+    machine.handle(s.Registered(5), 0.0)
+    assert s.PruneCheckpoints(2) in machine.handle(s.Published((), 1), 0.0)
 
 
 def waiting(step: int = 0) -> s.TrainerMachine:

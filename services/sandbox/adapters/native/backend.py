@@ -21,6 +21,7 @@ from muster.errors import HostUnfit
 from muster.types import Limits
 from services.sandbox.adapters.native.channel import Channel
 from services.sandbox.adapters.native.client import KeeperProcess, Patience
+from services.sandbox.adapters.native.pressure import UNTOLD
 from services.sandbox.adapters.native.spawn import DEFENCES
 from services.sandbox.box import BoxFailure, Evidence, Judgement, JudgeSpec, PutFile
 
@@ -42,6 +43,10 @@ class NativeBackend:
     @property
     def keeper_pid(self) -> int:
         return self._keeper.pid
+
+    @property
+    def tells_stall(self) -> bool:
+        return self._keeper.tells_stall
 
     async def start(self, box: str, limits: Limits) -> None:
         await self._launch({"op": "start"}, box, limits)
@@ -172,6 +177,9 @@ def _evidence(answer: dict[str, Any], blob: bytes, output_bytes: int) -> Evidenc
             disk_full=bool(answer["disk_full"]),
             wall_s=max(0.0, float(answer["wall_s"])),
             cpu_s=max(0.0, float(answer["cpu_s"])),
+            cpu_stall_s=max(UNTOLD, float(answer["cpu_stall_s"])),
+            memory_stall_s=max(UNTOLD, float(answer["memory_stall_s"])),
+            io_stall_s=max(UNTOLD, float(answer["io_stall_s"])),
             head=blob[:head][:output_bytes],
             tail=blob[head:][:output_bytes],
             total=max(0, int(answer["total"])),

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.sandbox.adapters.native import blame, wire
+from services.sandbox.adapters.native import blame, pressure, wire
 from services.sandbox.adapters.native.confine import BASH, Rules, Shell, become
 from services.sandbox.adapters.native.spool import Spool
 
@@ -173,10 +173,10 @@ class Init:
             "pids_refused": self._count(self._doors.pids, "max") - step.pids_before,
             "disk_full": disk.f_bavail == 0 or disk.f_favail == 0,
             "wall_s": wall,
-            "cpu_s": self._cpu(step.leaf, step.cpu_before),
+            "cpu_s": max(0.0, self._cpu() - step.cpu_before),
             "total": step.spool.total,
             "head": len(step.spool.head),
-        }
+        } | pressure.stalls(lambda name: self._open_in_leaf(step.leaf, name, os.O_RDONLY))
 
     def _launch(self, request: dict[str, Any]) -> dict[str, Any]:
         """Fork the step's shell; empty, or the answer that says why there is none."""
@@ -188,7 +188,7 @@ class Init:
         os.set_blocking(out_read, False)
         oom, pids = self._count(self._doors.oom, "oom_kill"), self._count(self._doors.pids, "max")
         began = time.monotonic()
-        children = os.times().children_user + os.times().children_system
+        cpu = self._cpu()
         pid = os.fork()
         if pid == 0:
             become(self._shell(request, leaf, out_write, failed_write), self._rules)
@@ -203,7 +203,7 @@ class Init:
             return self._blame(failure, oom, pids)
         self._step = _Running(
             pid, leaf, out_read, Spool(int(request["output_bytes"])), began,
-            began + float(request["timeout_s"]), oom, pids, children,
+            began + float(request["timeout_s"]), oom, pids, cpu,
         )  # fmt: skip
         return {}
 
@@ -323,12 +323,17 @@ class Init:
             return False  # background processes live in it
         return True
 
-    def _cpu(self, leaf: str, children_before: float) -> float:
+    def _cpu(self) -> float:
+        """Processor time that the box's agent has used so far, in seconds.
+
+        Of the whole box: else processes that an earlier step left running could take the processor
+        from a step, and the host would seem to have starved it.
+        """
         try:
-            with open(self._open_in_leaf(leaf, "cpu.stat", os.O_RDONLY)) as file:
+            with open(self._open_in_leaf(".", "cpu.stat", os.O_RDONLY)) as file:
                 return int(file.readline().split()[1]) / 1e6
         except (OSError, ValueError, IndexError):
-            return os.times().children_user + os.times().children_system - children_before
+            return os.times().children_user + os.times().children_system
 
     @staticmethod
     def _count(handle: int, name: str) -> int:

@@ -127,6 +127,11 @@ class Tree:
         """Recorded, so that a successor with another place finds them."""
         return list(self._roots.values())
 
+    @property
+    def kill_root(self) -> str:
+        """Ours in the v2 hierarchy."""
+        return self._roots[self._found.kill]
+
     def create(self) -> None:
         """Make the subtree; raises CgroupTrouble when the host does not let us."""
         for place in self._found.all:

@@ -85,6 +85,7 @@ class KeeperProcess:
         theirs.close()
         self._channel, self._patience = Channel(own), patience
         self._queue: asyncio.Queue[_Asked] = asyncio.Queue(_QUEUE_MAX)
+        self.tells_stall = False
         self._lost = ""  # why nothing can be asked any more
         self._ended = asyncio.Event()
 
@@ -105,6 +106,12 @@ class KeeperProcess:
             await self.stop()
             raise HostUnfit(
                 f"this host cannot isolate boxes: {first['error']}", way_out=str(first["way_out"])
+            )
+        self.tells_stall = bool(first["stall"])
+        if not self.tells_stall:
+            _log.warning(
+                "this kernel tells no pressure stall per control group (CONFIG_PSI, psi=1): a step "
+                "that a busy host starved cannot be told from a slow one"
             )
         return int(first["swept"])
 

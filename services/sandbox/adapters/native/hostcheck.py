@@ -86,9 +86,14 @@ async def _trial() -> Finding:
         except (HostUnfit, BoxFailure) as failure:
             way_out = getattr(failure, "way_out", "") or "see the lines above"
             return Finding(f"a box: {getattr(failure, 'problem', failure)}", False, way_out)
+    stall = "told" if found.cpu_stall_s >= 0 else "not told: a starved step counts as a slow one"
     well = found.exit_code == 7 and not found.broken
     shown = (found.broken or (found.head + found.tail).decode("utf-8", "replace"))[-300:]
-    what = "a box: started, ran python3, ended" if well else f"a box: {shown!r}"
+    what = (
+        f"a box: started, ran python3, ended; pressure stall {stall}"
+        if well
+        else f"a box: {shown!r}"
+    )
     return Finding(what, well, "report this with the output of uname -a and mount")
 
 

@@ -21,7 +21,7 @@ import socket
 import sys
 from typing import Any
 
-from services.sandbox.adapters.native import lock, rootfs, seccomp, wire
+from services.sandbox.adapters.native import lock, pressure, rootfs, seccomp, wire
 from services.sandbox.adapters.native import syscalls as sc
 from services.sandbox.adapters.native.cgroups import CgroupTrouble, Tree, discover
 from services.sandbox.adapters.native.spawn import Box, become_init
@@ -64,7 +64,7 @@ class Keeper:
         os.chdir(self._stage)
         rootfs.build_base(_BASE)
         os.mkdir(_ROOT)
-        return {"ready": True, "swept": swept}
+        return {"ready": True, "swept": swept, "stall": pressure.told(self._tree.kill_root)}
 
     def _note(self) -> None:
         """Record where our groups are, for a successor that is started from elsewhere."""

@@ -1,0 +1,121 @@
+"""Stream entries that were trimmed from Redis, kept on disk.
+
+Owns: the files `STREAM.mzh` below one folder. Promise: `append` returns once the entries are on
+disk, also after a power cut; `read` gives them in stream order, each once, and ignores a torn end
+(a crash while writing: those entries are still in Redis, for trimming comes after). Anything else
+that cannot be read is an error that names the file. Does not cover: payloads, which are deleted
+when their group is over; who trims (services/readybank).
+
+A file is a row of frames: 4 bytes little-endian length, then a zstd frame (with its checksum) of
+msgpack entries.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zstandard
+
+from muster.errors import InvalidInput
+from muster.streams import Received
+
+_LENGTH = struct.Struct("<I")
+_entries = msgspec.msgpack.Decoder(list[Received])
+
+
+class History:
+    """The kept entries of one run."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._whole: dict[str, int] = {}  # stream → size of its file, when it ends with a frame
+
+    def append(self, messages: Sequence[Received]) -> None:
+        """Keep entries, which may be of several streams, each stream's in order."""
+        by_stream: dict[str, list[Received]] = {}
+        for message in messages:
+            by_stream.setdefault(message.stream, []).append(message)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for stream, found in by_stream.items():
+            packer = zstandard.ZstdCompressor(write_checksum=True)
+            self._write(stream, packer.compress(msgspec.msgpack.encode(found)))
+
+    def _write(self, stream: str, frame: bytes) -> None:
+        path = self._path(stream)
+        fresh = not path.exists()
+        if fresh or self._whole.pop(stream, -1) != path.stat().st_size:
+            _cut_torn_end(path)
+        with path.open("ab") as file:
+            file.write(_LENGTH.pack(len(frame)) + frame)
+            file.flush()
+            os.fsync(file.fileno())
+            self._whole[stream] = file.tell()
+        if fresh:
+            _sync(self._folder)
+
+    def read(self, stream: str) -> list[Received]:
+        """Every kept entry of a stream, in order, without doubles. Raises InvalidInput."""
+        path = self._path(stream)
+        if not path.exists():
+            return []
+        data, at, found = path.read_bytes(), 0, dict[str, Received]()
+        while frame := _frame(data, at):
+            try:
+                for message in _entries.decode(zstandard.decompress(frame)):
+                    found.setdefault(message.id, message)
+            except (zstandard.ZstdError, msgspec.DecodeError) as error:
+                raise InvalidInput(
+                    f"trimmed entries cannot be read at byte {at} ({error})",
+                    field="history",
+                    value=path,
+                    way_out="restore the file, or move it away to see the run without them",
+                ) from error
+            at += _LENGTH.size + len(frame)
+        return sorted(found.values(), key=lambda message: id_order(message.id))
+
+    def _path(self, stream: str) -> Path:
+        return self._folder / f"{stream}.mzh"
+
+
+def id_order(id_: str) -> tuple[int, int]:
+    """Stream ids in their own order: `milliseconds-sequence`."""
+    at, _, sequence = id_.partition("-")
+    return int(at), int(sequence or 0)
+
+
+def _frame(data: bytes, at: int) -> bytes:
+    """The whole frame at this place, empty when there is none."""
+    if at + _LENGTH.size > len(data):
+        return b""
+    (length,) = _LENGTH.unpack_from(data, at)
+    frame = data[at + _LENGTH.size : at + _LENGTH.size + length]
+    return frame if len(frame) == length else b""
+
+
+def _cut_torn_end(path: Path) -> None:
+    """Entries written behind a torn frame could not be found again."""
+    if not path.exists():
+        return
+    size, at = path.stat().st_size, 0
+    with path.open("rb+") as file:
+        while at + _LENGTH.size <= size:
+            file.seek(at)
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            if at + _LENGTH.size + length > size:
+                break
+            at += _LENGTH.size + length
+        if at < size:
+            file.truncate(at)
+
+
+def _sync(folder: Path) -> None:
+    """A file's name is durable with its folder."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,148 @@
+"""What a batch or a group waits for, for people.
+
+Owns: those texts. Promise: pure; the outermost first, the oldest group first, each with what it
+lacks, since when (Unix seconds of the streams), who has to move and what to run next; at most
+LINES_MAX lines. Does not cover: what an episode is doing (the router explains it).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muster.types import Waiting
+from services.readybank import lease
+from services.readybank.assembly import Attempt, GroupAssembly
+
+if TYPE_CHECKING:
+    from services.readybank.machine import BankMachine
+
+LINES_MAX = 50
+OPEN_MAX = 1000
+ROUTER, TRAINER, BANK = "router", "trainer", "readybank"
+
+
+def waits_for(bank: BankMachine) -> str:
+    """In one line: how many groups stand where, and what the first open one lacks."""
+    held, ready = len(bank.held), len(bank.ready)
+    text = f"{ready} ready, {held} held, {len(bank.open) - held - ready} open"
+    if bank.held:
+        group = min(bank.held)
+        return f"{text}; {group} is held: {bank.held[group][1]}"
+    for group in sorted(bank.open - bank.ready.keys()):
+        return f"{text}; {group} waits for {_lacks(bank, bank.groups[group])}"
+    return text
+
+
+def stall(bank: BankMachine, waiting: lease.Waiting, left_out: int, newest: str) -> str:
+    """The same for a lease that saw no progress."""
+    text = f"step {waiting.step} waits for {waiting.groups} groups: {waits_for(bank)}"
+    if left_out:
+        text += f"; {left_out} unreadable entries left out, newest {newest}"
+    return text
+
+
+def batch(bank: BankMachine) -> tuple[list[Waiting], list[str]]:
+    """What the next batch waits for, and the groups that it could still be made of."""
+    groups = [bank.groups[g] for g in bank.open - bank.ready.keys()]
+    oldest = sorted(groups, key=lambda g: (g.opened_unix_s, g.group))
+    lines = [_batch(bank), *(_blocking(bank, g) for g in oldest[: LINES_MAX - 1])]
+    return lines, [g.group for g in oldest[:OPEN_MAX]]
+
+
+def _batch(bank: BankMachine) -> Waiting:
+    ready, waiting = len(bank.ready), bank.leases.waiting
+    if waiting is None:
+        step = bank.leases.newest + 1
+        told = f"the trainer to ask for it; groups are ready: {ready}"
+        return Waiting(f"batch {step}", "not asked for", told, 0.0, TRAINER, "muster report")
+    name, asked = f"batch {waiting.step}", waiting.asked_unix_s
+    if bank.leases.batch(waiting.step):
+        return Waiting(
+            name, "frozen", "its record to become durable", asked, BANK, "muster explain"
+        )
+    left = waiting.groups - ready
+    told = f"{left} more groups: {ready} of {waiting.groups} are ready"
+    if len(bank.open) < waiting.groups:
+        told += f", and only {len(bank.open)} are open"
+    return Waiting(name, "collecting", told, asked, ROUTER, "muster explain")
+
+
+def _blocking(bank: BankMachine, group: GroupAssembly) -> Waiting:
+    state, lacks = "open", _lacks(bank, group)
+    owner = ROUTER
+    if group.group in bank.held:
+        state, owner = "held", TRAINER
+        lacks = f"the record of a policy version: {bank.held[group.group][1]}"
+    since = _since(bank, group)
+    return Waiting(group.group, state, lacks, since, owner, f"muster explain {group.group}")
+
+
+def group(bank: BankMachine, name: str) -> list[Waiting] | None:
+    """The group, then each of its siblings; None when nothing is known of it."""
+    if bank.retiring.gone(name):
+        return [Waiting(name, "over", "nothing: it has its fate", 0.0, BANK, "muster audit")]
+    found = bank.groups.get(name)
+    if found is None:
+        return None
+    if found.closed:
+        reason = f"filtered: {found.reason}" if found.reason else "filtered"
+        return [Waiting(name, reason, "nothing: it has its fate", 0.0, BANK, "muster audit")]
+    lines = [_where(bank, found)]
+    for number in range(found.opened.group_size if found.opened else 0):
+        attempt = found.siblings.get(number)
+        lines.append(_sibling(bank, found, number, attempt))
+    return lines[:LINES_MAX]
+
+
+def _where(bank: BankMachine, found: GroupAssembly) -> Waiting:
+    name = found.group
+    for step, frozen in sorted((bank.leases.frozen | bank.leases.freezing).items()):
+        if any(m.group == name for m in frozen.members):
+            over = step in bank.leases.trained
+            state = f"trained in batch {step}" if over else f"in batch {step}"
+            told = "checkpoints that may go back before it" if over else "the trainer's checkpoint"
+            since = frozen.complete_unix_s
+            return Waiting(name, state, told, since, TRAINER, "muster report")
+    if name in bank.ready:
+        since = bank.ready[name].complete_unix_s
+        told = "a batch: the trainer to ask, or more groups to be complete"
+        return Waiting(name, "ready", told, since, TRAINER, "muster explain")
+    return _blocking(bank, found)
+
+
+def _sibling(
+    bank: BankMachine, found: GroupAssembly, number: int, attempt: Attempt | None
+) -> Waiting:
+    if attempt is None:
+        told, since = "its first turn", found.opened_unix_s
+        return Waiting(
+            f"{found.group}.{number}.0", "nothing recorded", told, since, ROUTER, "muster explain"
+        )
+    name = f"{found.group}.{number}.{attempt.number}"
+    lacks = attempt.missing(found.rules(bank.rules).repairs_max)
+    state = f"{len(attempt.turns)} turns recorded"
+    if attempt.label is not None:
+        state = f"{attempt.label.outcome} ({attempt.label.cause})"
+    elif attempt.intended >= 0 and attempt.intended not in attempt.turns:
+        state = f"turn {attempt.intended}: its command was about to run"
+    since, after = attempt.at_unix_s, f"muster explain {name}"
+    return Waiting(name, state, lacks, since, ROUTER if lacks else "", after if lacks else "")
+
+
+def _lacks(bank: BankMachine, group: GroupAssembly) -> str:
+    return group.missing(group.rules(bank.rules).repairs_max)
+
+
+def _since(bank: BankMachine, group: GroupAssembly) -> float:
+    """When the sibling it waits for last moved; a held group waits since it became complete."""
+    if group.group in bank.held:
+        return group.complete_unix_s
+    repairs_max = group.rules(bank.rules).repairs_max
+    size = group.opened.group_size if group.opened else 0
+    for number in range(size):
+        attempt = group.siblings.get(number)
+        if attempt is None:
+            return group.opened_unix_s
+        if attempt.missing(repairs_max):
+            return attempt.at_unix_s
+    return group.opened_unix_s

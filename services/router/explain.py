@@ -1,0 +1,214 @@
+"""What waits, for what, since when, who has to move: said from the router's own state.
+
+Owns: the words, the order (outermost first, longest wait first), how long things stand. Promise:
+pure; every line names an owner, and a command that leads further; nothing is said of what has
+ended. Does not cover: batches (the bank explains them), the wire (server.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from muster.types import Waiting
+from services.router.episode import Episode, Phase
+from services.router.jobs import Group, Job, JobState
+
+_SIBLINGS_MAX = 16  # lines of one answer; groups may be larger
+_COMMAND_SHOWN = 120
+
+
+class Watch:
+    """Since when each episode is where it is, and when anything last moved. Steady seconds."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[Phase, int, float]] = {}
+        self.moved = 0.0
+        self.told = 0.0
+
+    def saw(self, id_: str, episode: Episode | None, now: float) -> None:
+        """An event of this episode was handled; None when it is over."""
+        if episode is None:
+            self._since.pop(id_, None)
+            return
+        phase, turn, _ = self._since.get(id_, (None, -1, 0.0))
+        if (phase, turn) != (episode.phase, episode.turn):
+            self._since[id_] = (episode.phase, episode.turn, now)
+
+    def saw_all(self, episodes: Mapping[str, Episode], now: float) -> None:
+        """Time passed: whatever moved or ended without an event of its own."""
+        for gone in self._since.keys() - episodes.keys():
+            del self._since[gone]
+        for id_, episode in episodes.items():
+            self.saw(id_, episode, now)
+
+    def since(self, id_: str, now: float) -> float:
+        """When it came to be where it is; `now` for one that was never seen to move."""
+        return self._since.get(id_, (None, 0, now))[2]
+
+    def stalled(self, now: float, stall_s: float) -> bool:
+        """True once per `stall_s` while nothing moves."""
+        if now - max(self.moved, self.told) < stall_s:
+            return False
+        self.told = now
+        return True
+
+
+@dataclass
+class Picture:
+    """The router's state as far as it is explained. `now` steady, `unix_now` wall seconds."""
+
+    run: str
+    owner: str  # this router
+    jobs: Mapping[str, Job]
+    groups: Mapping[str, Group]
+    episodes: Mapping[str, Episode]
+    reasons: Mapping[str, str]  # job → why it launches nothing more, empty when it does
+    watch: Watch
+    now: float
+    unix_now: float
+    logs: str = "logs"
+
+    def since(self, id_: str) -> float:
+        """Unix seconds since which an episode is where it is."""
+        return self.unix_now - (self.now - self.watch.since(id_, self.now))
+
+
+def of_run(picture: Picture) -> list[Waiting]:
+    """Its running jobs, then the group that stands longest, then what blocks that group."""
+    running = [job for job in picture.jobs.values() if job.state is JobState.RUNNING]
+    if not running:
+        ended = f"{len(picture.jobs)} jobs ended" if picture.jobs else "no job was submitted"
+        return [Waiting(picture.run, ended, owner="client", next_command="muster submit tasks/")]
+    lines = [_job(job, picture) for job in running]
+    open_ = [g for g in picture.groups.values() if not g.complete]
+    oldest = min(open_, key=lambda g: (_longest(g, picture), g.id), default=None)
+    if oldest is not None:
+        lines += of_group(oldest, picture)
+    return lines
+
+
+def of_group(group: Group, picture: Picture) -> list[Waiting]:
+    """The group, then each of its siblings that has not ended, longest wait first."""
+    ended = sum(s.label is not None for s in group.siblings)
+    state = f"{ended} of {len(group.siblings)} siblings ended"
+    if group.complete:
+        waits, owner, then = "a batch, or its fate", "readybank", "muster explain"
+        return [Waiting(group.id, f"{state}: complete", waits, 0.0, owner, then)]
+    lines = [
+        _sibling(group, number, picture)
+        for number, sibling in enumerate(group.siblings)
+        if sibling.label is None
+    ]
+    lines.sort(key=lambda line: (line.since_unix_s or picture.unix_now, line.subject))
+    first = lines[0]
+    head = Waiting(
+        subject=group.id,
+        state=state,
+        waits_for=f"{first.subject}: {first.state}",
+        since_unix_s=first.since_unix_s,
+        owner=picture.owner,
+        next_command=f"muster explain {first.subject}",
+    )
+    return [head, *lines[:_SIBLINGS_MAX]]
+
+
+def of_episode(episode: Episode, picture: Picture) -> Waiting:
+    """What one attempt is doing."""
+    state, waits_for, owner, log = _doing(episode, picture)
+    return Waiting(
+        subject=episode.id,
+        state=state,
+        waits_for=waits_for,
+        since_unix_s=picture.since(episode.id),
+        owner=owner,
+        next_command=f"tail -n 20 {picture.logs}/{log}.log",
+    )
+
+
+def find(subject: str, picture: Picture) -> list[Waiting]:
+    """Of a run (empty subject or its name), job, group or episode; empty when unknown."""
+    if subject in ("", picture.run):
+        return of_run(picture)
+    if subject in picture.jobs:
+        groups = [g for g in picture.groups.values() if g.job == subject and not g.complete]
+        lines = [_job(picture.jobs[subject], picture)]
+        return lines + [of_group(group, picture)[0] for group in groups[:_SIBLINGS_MAX]]
+    if subject in picture.groups:
+        return of_group(picture.groups[subject], picture)
+    if subject in picture.episodes:
+        return [of_episode(picture.episodes[subject], picture)]
+    group, _, rest = subject.partition(".")
+    number = rest.partition(".")[0]
+    known = picture.groups.get(group)
+    if known is None or not number.isdigit() or int(number) >= len(known.siblings):
+        return []
+    return [_sibling(known, int(number), picture)]
+
+
+def _job(job: Job, picture: Picture) -> Waiting:
+    done, wanted = job.trained + job.filtered, job.spec.groups
+    reason = picture.reasons.get(job.spec.id, "")
+    running = [e for e in picture.episodes.values() if _of_job(e, job, picture.groups)]
+    return Waiting(
+        subject=job.spec.id,
+        state=f"{job.state}: {done} of {wanted} groups have a fate, {len(running)} episodes run",
+        waits_for=reason or ("its episodes" if running else "a place in the admission bound"),
+        since_unix_s=min((picture.since(e.id) for e in running), default=0.0),
+        owner=picture.owner,
+        next_command=f"muster explain {job.spec.id}",
+    )
+
+
+def _of_job(episode: Episode, job: Job, groups: Mapping[str, Group]) -> bool:
+    group = groups.get(episode.key.group)
+    return group is not None and group.job == job.spec.id
+
+
+def _longest(group: Group, picture: Picture) -> float:
+    """When the sibling that stands longest came to where it is."""
+    ids = _ids(group, picture.episodes)
+    return min((picture.watch.since(id_, picture.now) for id_ in ids), default=picture.now)
+
+
+def _ids(group: Group, episodes: Collection[str]) -> list[str]:
+    ids = [f"{group.id}.{n}.{s.attempt}" for n, s in enumerate(group.siblings)]
+    return [id_ for id_ in ids if id_ in episodes]
+
+
+def _sibling(group: Group, number: int, picture: Picture) -> Waiting:
+    sibling = group.siblings[number]
+    id_ = f"{group.id}.{number}.{sibling.attempt}"
+    episode = picture.episodes.get(id_)
+    if episode is not None:
+        return of_episode(episode, picture)
+    if sibling.label is not None:
+        ended = f"ended: {sibling.label.outcome} ({sibling.label.cause})"
+        return Waiting(id_, ended, owner="readybank", next_command=f"muster explain {group.id}")
+    reason = picture.reasons.get(group.job, "") or "a place among the running episodes"
+    return Waiting(id_, "not launched yet", reason, 0.0, picture.owner, "muster settings router")
+
+
+def _doing(episode: Episode, picture: Picture) -> tuple[str, str, str, str]:
+    """State, what it waits for, who has to move, whose log."""
+    turn, rules = episode.turn, episode.rules
+    host, replica = episode.host or "a sandbox host", episode.replica or "an inference replica"
+    match episode.phase:
+        case Phase.BOX:
+            return "asks for a box", f"{host} (or another host)", host, "sandbox"
+        case Phase.HOLD:
+            return f"turn {turn}: held", "a replica that takes it", "inference", "inference"
+        case Phase.GENERATE:
+            limit = f"the reply, at most {rules.generate_timeout_s:g} s a try"
+            return f"turn {turn}: the model replies", limit, replica, "inference"
+        case Phase.STEP:
+            command = " ".join(episode.command.split())[:_COMMAND_SHOWN]
+            limit = f"the end of the command, or its limit of {episode.step_timeout_s:g} s"
+            return f"turn {turn}: runs `{command}`", limit, host, "sandbox"
+        case Phase.REPLAY:
+            return f"turn {turn}: its lost box is rebuilt", host, host, "sandbox"
+        case Phase.VERIFY:
+            limit = f"the verdict, at most {episode.task.verify_timeout_s:g} s"
+            return "is verified", limit, host, "sandbox"
+        case _:
+            return f"turn {turn}: {episode.phase}", "Redis to make it durable", "redis", "redis"

@@ -1,0 +1,282 @@
+"""What the router's commands become in the world: calls to replicas and hosts, one event back.
+
+Owns: the same shell as services/router/adapters/calls.py, over modelled lines; the conversations
+are the real ones. Promise: an expected failure becomes an event, Fenced ends the router. Does not
+cover: appends (router.py), decisions (services/router/machine.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from muster.errors import Exhausted, Fenced, MusterError, NotFound, Unavailable
+from muster.types import EpisodeKey, Segment
+from services.router import chat
+from services.router import events as e
+from services.router.adapters.reach import InFlight, loss_of, reached
+from services.router.adapters.restore import TurnUsage
+from services.router.conversation import Conversation
+from services.sandbox.ledger import StepRecord
+from sim.engine import Replica, Sample
+from sim.host import Host
+from sim.led import Led
+from sim.models import Model
+from sim.net import Serve
+from sim.process import Process
+from sim.work import CODEC
+
+Tell = Callable[[e.RouterEvent], None]
+Tell_ = Callable[[Any], None]
+_BOX_START_S = 60.0
+_SLACK_S = 15.0
+_CLAIM_S = 5.0
+
+
+class Calls:
+    """Of one router incarnation. `durations` tells how long a task's step takes."""
+
+    def __init__(self, router: Led, model: Model, task_of: Callable[[str], str]):
+        self.router, self.net, self.shared = router, router.net, router.shared
+        self.model, self._task_of = model, task_of
+        self.usage: dict[str, TurnUsage] = {}
+        self.conversations: dict[str, Conversation] = {}
+
+    def conversation(self, episode: EpisodeKey) -> Conversation:
+        return self.conversations.setdefault(episode.id, Conversation(CODEC))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids."""
+        return CODEC.decode(tuple(ids))
+
+    def restore(
+        self,
+        episode: str,
+        opening: tuple[e.Message, ...],
+        turns: Sequence[Sequence[Segment]],
+        answers: Sequence[e.Message],
+        usage: TurnUsage,
+    ) -> None:
+        """Take an episode over (restore.Conversations)."""
+        conversation = Conversation(CODEC)
+        conversation.restore(opening, turns, answers)
+        self.conversations[episode], self.usage[episode] = conversation, usage
+
+    def drop(self, episode: EpisodeKey) -> None:
+        self.conversations.pop(episode.id, None)
+        self.usage.pop(episode.id, None)
+
+    def _peer(self, name: str) -> Process:
+        return self.shared.processes[name]
+
+    def _fenced(self, found: Any) -> bool:
+        if isinstance(found, Fenced):
+            self.router.exit("fenced by a peer")
+        return isinstance(found, Fenced)
+
+    def claim(self, name: str, run: str, epoch: int, hear: Callable[[bool], None]) -> None:
+        """Make a peer refuse every older owner."""
+        peer = self._peer(name)
+
+        def serve(respond: Callable[[Any], None]) -> None:
+            if isinstance(peer, Host):
+                peer.claim(run, epoch, respond)
+            elif isinstance(peer, Replica):
+                peer.claim(epoch, respond)
+
+        def heard(found: Any) -> None:
+            if not self._fenced(found):
+                hear(not isinstance(found, MusterError))
+
+        op = "ClaimHost" if isinstance(peer, Host) else "ClaimReplica"
+        self.net.call(self.router, peer, op, serve, heard, _CLAIM_S)
+
+    # inference
+
+    def generate(self, command: e.Generate, tell: Tell) -> None:
+        conversation = self.conversation(command.episode)
+        if command.turn == 0 and command.messages:
+            conversation.open(command.messages)
+        else:
+            for message in command.messages:
+                conversation.observe(message)
+        context = tuple(conversation.context)
+        if min(command.max_tokens, command.context_max - len(context)) <= 0:
+            tell(e.ContextFull(command.episode, command.turn))
+            return
+        start, replica = self.router.wall(), self._peer(command.replica)
+        assert isinstance(replica, Replica)
+
+        def heard(found: Any) -> None:
+            if self._fenced(found):
+                return
+            if not isinstance(found, Sample):
+                why = str(found)
+                tell(e.GenerateFailed(command.episode, command.turn, command.replica, why))
+                return
+            segment = found.segment
+            text = conversation.reply(segment.token_ids, segment.logprobs, segment.spans)
+            sampled = len(segment.token_ids)
+            usage = TurnUsage(len(context), sampled, 0, segment.spans)
+            self.usage[command.episode.id] = usage
+            tell(
+                e.Generated(
+                    episode=command.episode,
+                    turn=command.turn,
+                    text=text,
+                    finish=found.finish,
+                    prompt_tokens=len(context),
+                    sampled_tokens=len(segment.token_ids),
+                    start_unix_s=start,
+                    queue_s=0.0,
+                    prefill_s=0.0,
+                    end_unix_s=self.router.wall(),
+                )
+            )
+
+        seed = command.sampling.seed
+        self.net.call(
+            self.router,
+            replica,
+            "Generate",
+            lambda respond: replica.generate(command.episode, context, seed, respond),
+            heard,
+            command.timeout_s,
+        )
+
+    # sandbox
+
+    def acquire(self, command: e.AcquireBox, tell: Tell) -> None:
+        start, host = self.router.wall(), self._peer(command.host)
+        assert isinstance(host, Host)
+
+        def heard(found: Any) -> None:
+            if self._fenced(found):
+                return
+            if isinstance(found, MusterError):
+                retryable = isinstance(found, Unavailable | Exhausted)
+                tell(e.BoxRefused(command.episode, command.host, str(found), retryable))
+                return
+            end = self.router.wall()
+            tell(e.BoxAcquired(command.episode, command.host, found, start, end))
+
+        self.net.call(
+            self.router,
+            host,
+            "AcquireBox",
+            lambda respond: host.acquire(command.episode, command.fresh, respond),
+            heard,
+            _BOX_START_S,
+        )
+
+    def _twice(self, op: str, host: Host, serve: Serve, hear: Tell_, seconds: float) -> None:
+        """A keyed call, repeated once when its answer was lost, as reach.twice has it."""
+
+        def first(found: Any) -> None:
+            if not isinstance(found, Unavailable):
+                hear(found)
+                return
+
+            def second(again: Any) -> None:
+                if isinstance(again, Unavailable | NotFound) and reached(found):
+                    hear(InFlight(f"{found}; then: {again}"))
+                else:
+                    hear(again)
+
+            call = lambda: self.net.call(self.router, host, op, serve, second, seconds)  # noqa: E731
+            self.router.soon(0.2, call)
+
+        self.net.call(self.router, host, op, serve, first, seconds)
+
+    def exec(self, command: e.Exec, tell: Tell) -> None:
+        start, host = self.router.wall(), self._peer(command.host)
+        assert isinstance(host, Host)
+        seconds = self._seconds(command)
+
+        def heard(found: Any) -> None:
+            if self._fenced(found):
+                return
+            if isinstance(found, MusterError):
+                loss = loss_of(found)
+                tell(
+                    e.StepFailed(
+                        command.episode, command.turn, str(found), loss=loss, box=command.box
+                    )
+                )
+                return
+            record: StepRecord = found[0]
+            seen = record.evidence
+            tell(
+                e.StepFinished(
+                    episode=command.episode,
+                    turn=command.turn,
+                    exit_code=seen.exit_code,
+                    limit=record.limit,
+                    wall_s=seen.wall_s,
+                    cpu_s=seen.cpu_s,
+                    output=chat.output_text(seen.head, seen.tail, len(seen.head)),
+                    box_broken=bool(seen.broken),
+                    start_unix_s=start,
+                    end_unix_s=self.router.wall(),
+                    repeated=found[1],
+                    box=command.box,
+                )
+            )
+
+        at = (command.episode, command.box, command.turn, command.command, seconds)
+        self._twice(
+            "Exec",
+            host,
+            lambda respond: host.execute(*at, respond),
+            heard,
+            command.timeout_s + _SLACK_S,
+        )
+
+    def _seconds(self, command: e.Exec) -> float:
+        model = self.model
+        if model.fast_s:
+            slow = self._task_of(command.episode.group).endswith("slow")
+            return model.slow_s if slow else model.fast_s
+        longest = 0.9 * command.timeout_s
+        return min(self.router.world.spread("step", model.step_s), longest)
+
+    def verify(self, command: e.Verify, tell: Tell) -> None:
+        start, host = self.router.wall(), self._peer(command.host)
+        assert isinstance(host, Host)
+
+        def heard(found: Any) -> None:
+            if self._fenced(found):
+                return
+            if isinstance(found, MusterError):
+                tell(e.VerifyFailed(command.episode, str(found), loss=loss_of(found)))
+                return
+            end = self.router.wall()
+            tell(
+                e.VerdictGiven(
+                    command.episode, found.status, found.reward, found.detail, start, end
+                )
+            )
+
+        self.net.call(
+            self.router,
+            host,
+            "Verify",
+            lambda respond: host.verify(command.episode, command.box, respond),
+            heard,
+            command.timeout_s + _SLACK_S,
+        )
+
+    def _released(self, found: Any) -> None:
+        self._fenced(found)
+
+    def release(self, command: e.ReleaseBox) -> None:
+        host = self._peer(command.host)
+        assert isinstance(host, Host)
+        self.net.call(
+            self.router,
+            host,
+            "ReleaseBox",
+            lambda respond: host.release(command.episode, command.box, respond),
+            self._released,
+            10.0,
+        )

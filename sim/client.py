@@ -1,0 +1,106 @@
+"""The few commands of a Redis client that services call beside RunStreams, over the modelled store.
+
+Promise: those commands, with the meaning that Redis gives them; one script, told by its text.
+Does not cover: anything else of Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from sim.streams import RUN, Effect, Store, order
+
+
+class ModelRedis:
+    """The few commands of a Redis client that services call beside RunStreams."""
+
+    def __init__(self, store: Store):
+        self._store = store
+
+    async def get(self, key: str) -> bytes | None:
+        if ":epoch:" in key:
+
+            def do() -> bytes | None:
+                return self._store.values.get(_short(key))
+
+            newest: bytes | None = await Effect("get", do)
+            return newest
+        short = _short(key)
+        if short in self._store.bits:
+            return _bitmap(self._store.bits[short])
+        return self._store.values.get(key) or self._store.values.get(short)
+
+    async def hgetall(self, key: str) -> dict[bytes, bytes]:
+        found = self._store.hashes.get(_short(key), {})
+        return {k.encode(): v.encode() for k, v in found.items()}
+
+    async def hget(self, key: str, name: str) -> bytes | None:
+        return (await self.hgetall(key)).get(name.encode())
+
+    async def hset(
+        self, key: str, name: str = "", value: object = "", mapping: Mapping[str, Any] | None = None
+    ) -> None:
+        short = _short(key)
+        told = dict(mapping or {}) | ({name: value} if name else {})
+        self._store.hashes.setdefault(short, {}).update({k: str(v) for k, v in told.items()})
+
+    async def hdel(self, key: str, *names: str) -> None:
+        def do() -> None:
+            known = self._store.hashes.get(_short(key), {})
+            for name in names:
+                known.pop(name, None)
+
+        await Effect("hdel", do)
+
+    async def unlink(self, *keys: str) -> None:
+        def do() -> None:
+            for key in keys:
+                self._store.values.pop(key, None)
+
+        await Effect("unlink", do)
+
+    async def xlen(self, key: str) -> int:
+        return len(self._store.after(_short(key), "-"))
+
+    async def xrange(self, key: str, max: str = "+", count: int = 1000) -> list[Any]:
+        found = self._store.after(_short(key), "-")
+        if max != "+":
+            last = order(max.removeprefix("("))
+            found = [m for m in found if order(m.id) < last]
+        return [(m.id.encode(), {b"d": m.data}) for m in found[:count]]
+
+    def register_script(self, text: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """The bank's mark is the only one."""
+        if "tonumber(ARGV[2]) >= before" not in text:
+            raise NotImplementedError("this script is not modelled")
+        return self._mark
+
+    async def _mark(self, keys: list[str], args: list[Any]) -> bytes:
+        def do() -> bytes:
+            newest = self._store.epoch(_short(keys[0]).removeprefix("epoch:"))
+            if newest != args[0]:
+                self._store.refused += 1
+                return str(newest).encode()
+            mark = self._store.hashes.setdefault(_short(keys[1]), {})
+            if args[1] >= int(mark.get("step", "0")):
+                mark.update(step=str(args[1]), opened=args[2].decode())
+            return b""
+
+        found: bytes = await Effect("WriteMark", do)
+        return found
+
+    async def exists(self, key: str) -> int:
+        return int(await self.get(key) is not None)
+
+
+def _bitmap(bits: set[int]) -> bytes:
+    """As SETBIT lays them: the first bit is the highest of the first byte."""
+    data = bytearray(max(bits) // 8 + 1)
+    for bit in bits:
+        data[bit // 8] |= 128 >> bit % 8
+    return bytes(data)
+
+
+def _short(key: str) -> str:
+    return key.removeprefix(f"m:{{{RUN}}}:")

@@ -1,0 +1,278 @@
+"""What Redis holds of a run, in memory: the semantics of muster/streams.py without a server.
+
+Owns: streams, dedupe hashes, payloads, epochs, leader keys, the registry. Promise: the same rules
+as the scripts of muster.streams (tests/property/test_sim_streams.py runs both): an older epoch is
+refused, a dedupe field is taken once, `needs` must be there before, a set of entries is whole or
+nothing. Ids never go back, whatever the server's clock does. With `everysec`, a power cut undoes
+what the last second wrote. Does not cover: who calls, and what gets lost on the way (net.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from muster.errors import Fenced
+from muster.streams import Received, StreamEntry
+from sim.world import WALL_START_S, World
+
+T = TypeVar("T")
+RUN = "sim"
+
+
+class Effect:
+    """One call to the store from within a coroutine: `await` it. Its runner makes it a call over
+    the lines (led.py, `slowly`); see `at_once` for the other way."""
+
+    def __init__(self, op: str, do: Callable[[], Any]):
+        self.op, self.do = op, do
+
+    def __await__(self) -> Generator[Effect, Any, Any]:
+        result = yield self
+        return result
+
+
+def at_once(effect: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine whose every effect happens now."""
+    told: Any = None
+    while True:
+        try:
+            wanted = effect.send(told)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        told = wanted.do()
+
+
+class Store:
+    """One run's part of a Redis server. `hears` is told of every new entry."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.clock_offset_s = 0.0
+        self.streams: dict[str, list[Received]] = {}
+        self.hashes: dict[str, dict[str, str]] = {}
+        self.values: dict[str, bytes] = {}
+        self.bits: dict[str, set[int]] = {}
+        self.leaders: dict[str, tuple[str, float]] = {}  # role → (who, until on the server's clock)
+        self.registry: dict[str, tuple[float, str]] = {}  # KIND/ID → (beat, process name)
+        self.refused = 0  # writes of former owners
+        self.hears: list[Callable[[Received, StreamEntry], None]] = []
+        self.trims: list[Callable[[str, list[Received]], None]] = []
+        self.retires: list[Callable[[str, Sequence[str]], None]] = []
+        self.waiting: list[tuple[Mapping[str, str], Callable[[], None]]] = []
+        self._last: dict[str, tuple[int, int]] = {}
+        self._undo: deque[tuple[float, Callable[[], None]]] = deque()
+
+    # time
+
+    @property
+    def clock_s(self) -> float:
+        return WALL_START_S + self.world.now + self.clock_offset_s
+
+    def _next_id(self, stream: str) -> str:
+        at, sequence = self._last.get(stream, (0, 0))
+        now = int(self.clock_s * 1000)
+        self._last[stream] = (now, 0) if now > at else (at, sequence + 1)
+        return "{}-{}".format(*self._last[stream])
+
+    def _undoable(self, undo: Callable[[], None]) -> None:
+        now = self.world.now
+        self._undo.append((now, undo))
+        while self._undo and self._undo[0][0] < now - 1.0:
+            self._undo.popleft()
+
+    def power_cut(self, lost_s: float) -> int:
+        """Undo what was written within the last `lost_s` (at most 1 s); how many writes."""
+        count, since = 0, self.world.now - min(lost_s, 1.0)
+        while self._undo and self._undo[-1][0] >= since:
+            self._undo.pop()[1]()
+            count += 1
+        self._undo.clear()
+        return count
+
+    # epochs and leaders
+
+    def epoch(self, role: str) -> int:
+        return int(self.values.get(f"epoch:{role}", b"0"))
+
+    def next_epoch(self, role: str) -> int:
+        before = self.values.get(f"epoch:{role}", b"0")
+        self.values[f"epoch:{role}"] = str(int(before) + 1).encode()
+        self._undoable(lambda: self.values.__setitem__(f"epoch:{role}", before))
+        return int(before) + 1
+
+    def take_lead(self, role: str, who: str, ttl_s: float) -> bool:
+        """As muster.leader: the key is free, expired or ours."""
+        known = self.leaders.get(role)
+        if known and known[0] != who and known[1] > self.clock_s:
+            self.leaders[role] = (known[0], min(known[1], self.clock_s + ttl_s))
+            return False
+        self.leaders[role] = (who, self.clock_s + ttl_s)
+        return True
+
+    # writes
+
+    def check(self, role: str, epoch: int | None) -> None:
+        newest = self.epoch(role)
+        if epoch is not None and epoch != newest:
+            self.refused += 1
+            raise Fenced(f"epoch {newest} of {role} is in charge", field="epoch", value=epoch)
+
+    def append(self, entries: Sequence[StreamEntry], payloads: Mapping[str, bytes]) -> list[bool]:
+        """The append script, behind its fence."""
+        answer: list[bool] = []
+        closed = False
+        for entry in entries:
+            seen = self.hashes.setdefault(f"seen:{entry.scope}", {})
+            fresh = False
+            if entry.needs and entry.needs not in seen:
+                closed = True
+            elif entry.dedupe not in seen:
+                fresh = True
+                seen[entry.dedupe] = "1"
+                self._add(entry, seen)
+            answer.append(fresh)
+            if not seen:
+                del self.hashes[f"seen:{entry.scope}"]
+        if not closed:
+            for key, value in payloads.items():
+                self._set(key, value)
+        if any(answer):
+            self._wake()
+        return answer
+
+    def _add(self, entry: StreamEntry, seen: dict[str, str]) -> None:
+        message = Received(entry.stream, self._next_id(entry.stream), entry.data, "")
+        stream = self.streams.setdefault(entry.stream, [])
+        stream.append(message)
+
+        def undo() -> None:
+            if message in stream:
+                stream.remove(message)
+            seen.pop(entry.dedupe, None)
+
+        self._undoable(undo)
+        for hear in self.hears:
+            hear(message, entry)
+
+    def _set(self, key: str, value: bytes) -> None:
+        before = self.values.get(key)
+        self.values[key] = value
+
+        def undo() -> None:
+            if before is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = before
+
+        self._undoable(undo)
+
+    def retire(
+        self, group: str, job: str, index: int, totals: Mapping[str, int], delete: Sequence[str]
+    ) -> bool:
+        """The retire script, behind its fence."""
+        if f"seen:g:{group}" not in self.hashes:
+            return False
+        counted = self.hashes.setdefault(f"totals:{job}", {})
+        for name, added in totals.items():
+            counted[name] = str(int(counted.get(name, "0")) + added)
+        self.bits.setdefault(f"retired:{job}", set()).add(index)
+        self.hashes.get("seen:fates", {}).pop(group, None)
+        del self.hashes[f"seen:g:{group}"]
+        for key in delete:
+            self.values.pop(key, None)
+        for told in self.retires:
+            told(group, delete)
+        return True
+
+    def trim(self, stream: str, first_kept: str) -> int:
+        """The trim script, behind its fence."""
+        found = self.streams.get(stream, [])
+        gone = [m for m in found if order(m.id) < order(first_kept)]
+        self.streams[stream] = found[len(gone) :]
+        for told in self.trims:
+            told(stream, gone)
+        return len(gone)
+
+    # reads
+
+    def after(self, stream: str, id_: str) -> list[Received]:
+        found = self.streams.get(stream, [])
+        if id_ in ("-", "0", "0-0"):
+            return list(found)
+        at = len(found)
+        while at and order(found[at - 1].id) > order(id_):
+            at -= 1
+        return found[at:]
+
+    def when_news(self, after: Mapping[str, str], do: Callable[[], None]) -> None:
+        """A blocking read: at once when there is something, else when it comes."""
+        if any(self.after(stream, id_) for stream, id_ in after.items()):
+            do()
+        else:
+            self.waiting.append((dict(after), do))
+
+    def _wake(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for after, do in waiting:
+            self.when_news(after, do)
+
+    @property
+    def keys(self) -> int:
+        """Keys that hold something."""
+        return len(self.values) + len(self.hashes) + len(self.streams) + len(self.bits)
+
+
+def order(id_: str) -> tuple[int, int]:
+    at, _, sequence = id_.partition("-")
+    return int(at), int(sequence or 0)
+
+
+class ModelStreams:
+    """What a service takes for muster.streams.RunStreams. Nothing waits: see `at_once`."""
+
+    def __init__(self, store: Store, *, role: str = "", epoch: int | None = None):
+        self._store, self.run, self._role, self._epoch = store, RUN, role, epoch
+
+    def key(self, *parts: str) -> str:
+        return ":".join((f"m:{{{self.run}}}", *parts))
+
+    async def append(
+        self, entries: Sequence[StreamEntry], payloads: Mapping[str, bytes] | None = None
+    ) -> list[bool]:
+        def do() -> list[bool]:
+            self._store.check(self._role, self._epoch)
+            return self._store.append(entries, payloads or {})
+
+        found: list[bool] = await Effect("append", do)
+        return found
+
+    async def retire(
+        self, group: str, *, job: str, index: int, totals: Mapping[str, int], delete: Sequence[str]
+    ) -> bool:
+        def do() -> bool:
+            self._store.check(self._role, self._epoch)
+            return self._store.retire(group, job, index, totals, delete)
+
+        found: bool = await Effect("Retire", do)
+        return found
+
+    async def trim(self, stream: str, first_kept: str) -> int:
+        def do() -> int:
+            self._store.check(self._role, self._epoch)
+            return self._store.trim(stream, first_kept)
+
+        found: int = await Effect("Trim", do)
+        return found
+
+    async def read_all(self, stream: str, after: str = "-") -> list[Received]:
+        return self._store.after(stream, after)
+
+    async def tail(self, after: Mapping[str, str], block_ms: int = 1000) -> list[Received]:
+        del block_ms
+        return [m for stream, id_ in after.items() for m in self._store.after(stream, id_)]
+
+    async def payloads(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [self._store.values.get(key) for key in keys]

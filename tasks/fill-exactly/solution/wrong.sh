@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+cat /dev/zero > {{file}}.bin

@@ -1,0 +1,11 @@
+#!/usr/bin/bash
+# 1 when end.txt holds the word at the end of the trail.
+set -u
+reward=0
+# A regular file, not a link to one.
+plain() { [ -f "$1" ] && [ ! -L "$1" ]; }
+word() { plain "$1" && [ "$(/usr/bin/head -c 64 "$1" | /usr/bin/tr -d '[:space:]')" = "$2" ]; }
+if word end.txt {{trail.3}}; then
+  reward=1
+fi
+printf '%s\n' "$reward" > /logs/verifier/reward.txt

@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+join <(sort ages.txt) <(sort towns.txt) > joined.txt

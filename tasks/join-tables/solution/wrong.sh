@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+paste -d " " ages.txt towns.txt > joined.txt

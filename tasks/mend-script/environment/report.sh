@@ -1,0 +1,2 @@
+count=$(wc -l < {{pair.0}}.txt) || exit 1
+echo "{{label}}: $count"

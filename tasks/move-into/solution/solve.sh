@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+mv {{pair.0}}.txt {{pair.1}}/

@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+ls
+cp v1.{{highest}}.txt latest.txt

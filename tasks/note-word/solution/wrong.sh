@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+echo {{pair.1}} > {{pair.0}}.txt

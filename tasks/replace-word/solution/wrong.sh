@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+sed -i s/{{pair.0}}/{{pair.1}}/ text.txt

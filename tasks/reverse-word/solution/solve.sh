@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+echo {{word}} | rev > rev.txt

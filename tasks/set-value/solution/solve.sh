@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+sed -i 's/^port = .*/port = {{new}}/' app.conf

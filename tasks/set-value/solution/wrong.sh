@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+sed -i 's/{{old}}/{{new}}/' app.conf

@@ -1,0 +1,4 @@
+#!/usr/bin/bash
+mkdir {{pair.0}} {{pair.1}}
+mv ./*.txt {{pair.0}}/
+mv ./*.log {{pair.1}}/

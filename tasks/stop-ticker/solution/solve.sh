@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+bash ticker.sh | head -n {{n}} > {{file}}.txt

@@ -1,0 +1,4 @@
+#!/usr/bin/bash
+bash ticker.sh > {{file}}.txt
+head -n {{n}} {{file}}.txt > short.txt
+mv short.txt {{file}}.txt

@@ -1,0 +1,3 @@
+#!/usr/bin/bash
+echo "echo {{word}} > done.txt" > spawn.sh
+bash spawn.sh

@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+bash spawn.sh

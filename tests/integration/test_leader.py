@@ -1,0 +1,90 @@
+"""Who leads: one at a time, each under an epoch of its own, whatever Redis has lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import pytest
+from redis.asyncio import Redis
+
+from muster.errors import Fenced
+from muster.leader import Leadership, bury
+from muster.streams import next_epoch
+
+BEAT_S = 0.02
+
+
+def contender(redis: Redis, run: str, ttl_s: float = 60.0) -> Leadership:
+    return Leadership(redis, run, "router", beat_s=BEAT_S, ttl_s=ttl_s)
+
+
+async def ready(redis: Redis, run: str) -> Leadership:
+    """One that may lead."""
+    made = contender(redis, run)
+    async with asyncio.timeout(10):
+        assert await made.stand_by(asyncio.Event())
+    return made
+
+
+async def stands_by(other: Leadership) -> None:
+    while not other.stood_by:  # noqa: ASYNC110 - a process tells it in its log alone
+        await asyncio.sleep(BEAT_S)
+
+
+async def lead_until_fenced(leader: Leadership, redis: Redis, run: str) -> None:
+    async with asyncio.timeout(10), leader.lead():
+        await next_epoch(redis, run, "router")
+        await asyncio.Event().wait()
+
+
+async def test_the_next_one_leads_as_soon_as_the_first_resigns(redis: Redis, run: str) -> None:
+    """Its heartbeat would last a minute."""
+    first, second = await ready(redis, run), contender(redis, run)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with first.lead():
+            waiting = tasks.create_task(second.stand_by(asyncio.Event()))
+            await stands_by(second)
+        assert await waiting
+    async with second.lead() as epoch:
+        assert epoch == first.epoch + 1
+
+
+async def test_one_that_is_asked_to_stop_while_it_waits_takes_no_epoch(
+    redis: Redis, run: str
+) -> None:
+    first, second, stopping = await ready(redis, run), contender(redis, run), asyncio.Event()
+    async with first.lead(), asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(second.stand_by(stopping))
+        await stands_by(second)
+        stopping.set()
+    assert waiting.result() is False
+    assert second.epoch == 0
+
+
+async def test_a_leader_learns_of_a_newer_one(redis: Redis, run: str) -> None:
+    leader = await ready(redis, run)
+    with pytest.raises(ExceptionGroup) as failed:
+        await lead_until_fenced(leader, redis, run)
+    assert failed.group_contains(Fenced, match="a newer router leads")
+
+
+async def test_an_epoch_that_a_power_cut_took_back_is_not_given_again(
+    redis: Redis, run: str
+) -> None:
+    """Replicas and hosts have seen the first leader's epoch, and refuse every older one."""
+    for _ in range(3):
+        leader = await ready(redis, run)
+        async with leader.lead():
+            await redis.set(f"m:{{{run}}}:epoch:router", leader.epoch - 1)
+    async with (await ready(redis, run)).lead() as epoch:
+        assert epoch == 4
+
+
+async def test_one_that_is_known_to_be_dead_is_not_waited_for(redis: Redis, run: str) -> None:
+    """Told by whoever saw it die, and of nobody else."""
+    await ready(redis, run)
+    assert not await bury(redis, run, "router", host="elsewhere", pid=1)
+    assert await bury(redis, run, "router", host=socket.gethostname(), pid=os.getpid())
+    assert (await ready(redis, run)).stood_by is False

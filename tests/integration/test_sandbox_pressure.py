@@ -1,0 +1,82 @@
+"""Pressure stall of real steps: a crowded host shows, a sleeping command does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from muster.outcome import starved
+from muster.types import Limits
+from services.sandbox.adapters.native.backend import NativeBackend, open_native
+from services.sandbox.box import JudgeSpec, PutFile
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
+]
+ENV = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[NativeBackend]:
+    async with open_native(tmp_path / "run") as made:
+        if not made.tells_stall:
+            pytest.skip("this kernel tells no pressure stall")
+        await made.start("a", Limits())
+        await made.set_session("a", "/app", dict(ENV))
+        yield made
+
+
+BUSY = "i=0; while ((i < 300000)); do ((i += 1)); done"
+
+
+@contextmanager
+def crowded_host(count: int = 8) -> Iterator[None]:
+    """Processes outside of all boxes that want every processor."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            # Each in a session of its own, as steps are: the kernel shares processors by session.
+            spinner = subprocess.Popen(
+                ["/usr/bin/bash", "-c", "echo on; while :; do :; done"],
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            stack.callback(spinner.wait)
+            stack.callback(spinner.kill)
+            assert spinner.stdout is not None
+            stack.callback(spinner.stdout.close)
+            spinner.stdout.readline()  # it runs
+        yield
+
+
+async def test_a_step_that_a_crowded_host_holds_up_says_so(backend: NativeBackend) -> None:
+    alone = await backend.run("a", BUSY, 120)
+    with crowded_host():
+        crowded = await backend.run("a", BUSY, 120)
+        asleep = await backend.run("a", "sleep 0.3", 120)
+    assert crowded.cpu_stall_s > max(alone.cpu_stall_s, crowded.cpu_s)
+    assert 0 <= asleep.cpu_stall_s < crowded.cpu_stall_s / 4
+
+
+async def test_a_step_that_its_own_box_holds_up_is_not_told_as_starved(
+    backend: NativeBackend,
+) -> None:
+    leave = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do (while :; do :; done) & done >/dev/null 2>&1"
+    await backend.run("a", leave, 20)
+    late = await backend.run("a", "while :; do :; done", 1.5)
+    assert late.timed_out
+    assert not starved(late.wall_s, late.cpu_s, late.cpu_stall_s)
+
+
+async def test_a_verifier_that_a_crowded_host_holds_up_says_so(backend: NativeBackend) -> None:
+    await backend.seal("a")
+    script = PutFile("/tests/test.sh", 0o755, BUSY.encode())
+    spec = JudgeSpec((script,), "/tests/test.sh", "/app", dict(ENV), 120, Limits())
+    with crowded_host():
+        evidence = (await backend.judge("a", spec)).evidence
+    assert evidence.cpu_stall_s > evidence.cpu_s > 0
