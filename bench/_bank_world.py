@@ -14,7 +14,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ import zstandard
 from redis.asyncio import Redis
 
 from muster import codec, rpc
+from muster import payload as payloads
 from muster.clock import monotonic
 from muster.config import RedisConfig
 from muster.registry import Registry
@@ -98,6 +99,7 @@ class Router:
 
     def __init__(self, redis: Redis, epoch: int, payloads: Sequence[bytes], sampled: int):
         self.streams = RunStreams(redis, RUN, role="router", epoch=epoch)
+        self._redis = redis
         self._epoch, self._payloads, self._sampled = epoch, payloads, sampled
 
     async def group(self, index: int, siblings: int) -> None:
@@ -118,6 +120,15 @@ class Router:
             entries = [_entry("events", f"{key.id}#end", end)]
             entries.append(_entry("outcomes", f"{key.id}#label", label))
             await self.streams.append(entries)
+
+    async def follow(self) -> None:
+        """Say that everything there is was read: the bank trims nothing that a router has not."""
+        found: dict[str, str] = {}
+        for stream in ("fates", "batches"):
+            newest: Any = await self._redis.xrevrange(self.streams.key(stream), count=1)
+            for id_, _ in newest:
+                found[stream] = id_.decode()
+        await self.streams.mark_read(found)
 
     def turn(self, key: EpisodeKey, number: int) -> tuple[StreamEntry, dict[str, bytes]]:
         """The entry and the payload of one turn."""
@@ -160,15 +171,27 @@ def _packed(kind: str, values: Sequence[float]) -> bytes:
     return array.array(kind, values).tobytes()
 
 
-async def lease(channel: grpc.aio.Channel, step: int, groups: int, epoch: int = 1) -> list[int]:
-    """Bytes of each message; they are dropped as they come."""
+async def lease(
+    channel: grpc.aio.Channel,
+    step: int,
+    groups: int,
+    epoch: int = 1,
+    read: Callable[[bytes], int] = len,
+) -> list[int]:
+    """What `read` says of each message, its bytes by default; they are dropped as they come."""
     request = rb.LeaseBatchRequest(run=RUN, trainer_epoch=epoch, step=step, groups=groups)
     call: Any = channel.unary_stream(
         f"/{NAME}/LeaseBatch",
         request_serializer=rb.LeaseBatchRequest.SerializeToString,
         response_deserializer=None,
     )(request, timeout=DEADLINE_S)
-    return [len(part) async for part in call]
+    return [read(part) async for part in call]
+
+
+def unpacked(part: bytes) -> int:
+    """Bytes of tokens in a message of a lease, read as a trainer reads it; 0 for the header."""
+    turns = rb.LeaseBatchResponse.FromString(part).trajectory.turns
+    return sum(payloads.unpacked(turn.key, turn.payload).ByteSize() for turn in turns)
 
 
 async def register(channel: grpc.aio.Channel, epoch: int) -> None:

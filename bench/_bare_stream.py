@@ -1,7 +1,8 @@
 """The control of bench.bank: a gRPC server that streams ready bytes, and nothing else.
 
-    python -m bench._bare_stream SIZES     a file with one message size a line; prints its port
+    python -m bench._bare_stream SIZES...     files with one message size a line; prints its port
 
+A request is the number of a file, from 0; the answer is as many messages as it has lines.
 Same library and options as the bank's server, no Redis, no unpacking, no protobuf.
 """
 
@@ -20,11 +21,11 @@ from muster.rpc import MESSAGE_BYTES_MAX
 METHOD = "/bare/Stream"
 
 
-async def _serve(sizes: list[int]) -> None:
-    longest = b"\x5a" * max(sizes)
+async def _serve(streams: list[list[int]]) -> None:
+    longest = b"\x5a" * max(max(sizes) for sizes in streams)
 
     async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        for size in sizes:
+        for size in streams[int(request)]:
             yield longest[:size]
 
     handler: Any = grpc.unary_stream_rpc_method_handler(stream)
@@ -38,4 +39,5 @@ async def _serve(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve([int(line) for line in Path(sys.argv[1]).read_text().split()]))
+    files = [Path(name).read_text().split() for name in sys.argv[1:]]
+    asyncio.run(_serve([[int(line) for line in lines] for lines in files]))

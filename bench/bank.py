@@ -6,9 +6,11 @@ Durable: 16 KiB of tokens and the entry that names them, appended as the router 
 fenced, deduplicated script call) by WRITERS at once, against as many bare XADDs of 16 KiB on the
 same server with `appendfsync always`; arms take turns. Lease: a batch of trajectories of 50,000
 tokens in turns of 2,500 from the bank's process, against a bare gRPC stream of messages of the
-same sizes from a process of its own; the reader drops both undecoded; arms take turns. Memory:
-resident memory of the bank and used memory of the server after many small batches, each leased,
-acknowledged and cleared away with three checkpoints kept, against after the first 50.
+same sizes from a process of its own; the reader drops both undecoded. Read: the same lease,
+unpacked as it comes and counted in unpacked bytes, against a bare stream of as many, dropped. All
+four arms take turns. Memory: resident memory of the bank and used memory of the server after many
+small batches, each leased, acknowledged and cleared away with three checkpoints kept, against
+after the first 50.
 Does not cover: the router's own work per turn (bench.router), other services (bench.soak).
 """
 
@@ -81,8 +83,7 @@ async def _xadd(redis: Redis) -> None:
 
 
 async def leasing(folder: Path, trajectories: int, rounds: int) -> dict[str, float]:
-    """Bytes a second of both arms; medians over rounds."""
-    found: dict[str, list[float]] = {"lease": [], "bare": []}
+    """Bytes a second of each arm; medians over rounds."""
     groups = trajectories // SIBLINGS
     payload = world.payload(TURN_TOKENS, TURN_SAMPLED)
     async with world.server(folder, "everysec") as (redis, url):
@@ -91,38 +92,66 @@ async def leasing(folder: Path, trajectories: int, rounds: int) -> dict[str, flo
             await router.group(index, SIBLINGS)
         async with world.bank(folder, redis, url) as (_, channel):
             await world.register(channel, 1)
-            sizes = await world.lease(channel, 1, groups)
-            (folder / "sizes").write_text("\n".join(map(str, sizes)))
-            command = [sys.executable, "-m", "bench._bare_stream", str(folder / "sizes")]
+            packed = await world.lease(channel, 1, groups)
+            plain = await world.lease(channel, 1, groups, read=world.unpacked)
+            files = [folder / "packed", folder / "plain"]
+            for file, sizes in zip(files, (packed, plain), strict=True):
+                file.write_text("\n".join(str(size) for size in sizes if size))
+            command = [sys.executable, "-m", "bench._bare_stream", *map(str, files)]
             bare = world.start(command, stdout=subprocess.PIPE)
             with world.ended(bare):
                 assert bare.stdout is not None
                 port = int(bare.stdout.readline())
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", _OPTIONS) as other:
-                    await _bare(other)
-                    for epoch in range(2, rounds + 2):
-                        await world.register(channel, epoch)
-                        began = monotonic()
-                        assert await world.lease(channel, 1, groups, epoch) == sizes
-                        middle = monotonic()
-                        assert await _bare(other) == sum(sizes)
-                        found["lease"].append(sum(sizes) / (middle - began))
-                        found["bare"].append(sum(sizes) / (monotonic() - middle))
+                    found = await _leasing(channel, other, groups, (packed, plain), rounds)
+    named = {name: statistics.median(values) / 1e6 for name, values in found.items()}
     return {
-        "lease_mb_per_s": statistics.median(found["lease"]) / 1e6,
-        "bare_mb_per_s": statistics.median(found["bare"]) / 1e6,
-        "lease_mb": sum(sizes) / 1e6,
+        "lease_mb_per_s": named["lease"],
+        "bare_mb_per_s": named["bare"],
+        "lease_mb": sum(packed) / 1e6,
         "lease_ratio": _ratio(found["lease"], found["bare"]),
-        "lease_ratio_min": min(a / b for a, b in zip(*found.values(), strict=True)),
+        "lease_ratio_min": _worst(found["lease"], found["bare"]),
+        "lease_ratio_max": 1 / _worst(found["bare"], found["lease"]),
+        "read_mb_per_s": named["read"],
+        "bare_unpacked_mb_per_s": named["bare_unpacked"],
+        "read_mb": sum(plain) / 1e6,
+        "read_ratio": _ratio(found["read"], found["bare_unpacked"]),
+        "read_ratio_min": _worst(found["read"], found["bare_unpacked"]),
     }
+
+
+async def _leasing(
+    channel: grpc.aio.Channel,
+    other: grpc.aio.Channel,
+    groups: int,
+    sizes: tuple[list[int], list[int]],
+    rounds: int,
+) -> dict[str, list[float]]:
+    """Bytes a second, by arm and round; the first round warms them."""
+    packed, plain = sizes
+    found: dict[str, list[float]] = {"lease": [], "bare": [], "read": [], "bare_unpacked": []}
+    for epoch in range(2, rounds + 3):
+        await world.register(channel, epoch)
+        times = [monotonic()]
+        assert await world.lease(channel, 1, groups, epoch) == packed
+        times.append(monotonic())
+        assert await _bare(other, 0) == sum(packed)
+        times.append(monotonic())
+        assert await world.lease(channel, 1, groups, epoch, world.unpacked) == plain
+        times.append(monotonic())
+        assert await _bare(other, 1) == sum(plain)
+        times.append(monotonic())
+        for number, values in enumerate(found.values() if epoch > 2 else ()):
+            values.append(sum(sizes[number // 2]) / (times[number + 1] - times[number]))
+    return found
 
 
 _OPTIONS = [("grpc.max_receive_message_length", 64 << 20)]
 
 
-async def _bare(channel: grpc.aio.Channel) -> int:
+async def _bare(channel: grpc.aio.Channel, stream: int) -> int:
     method: Any = channel.unary_stream(METHOD)
-    call = method(b"", timeout=world.DEADLINE_S)
+    call = method(b"%d" % stream, timeout=world.DEADLINE_S)
     return sum([len(part) async for part in call])
 
 
@@ -139,6 +168,7 @@ async def memory(folder: Path, batches: int) -> dict[str, float]:
                     await router.group(index, 4)
                 await world.lease(channel, step, 2)
                 await world.acknowledge(channel, step, max(0, step - KEPT))
+                await router.follow()
                 if step in range(FIRST - 10, FIRST + 1) or step > batches - 10:
                     await asyncio.sleep(0.25)  # two ticks: what is over is gone
                     bank_kb.append(_resident_kb(pid))
@@ -162,6 +192,10 @@ def _resident_kb(pid: int) -> int:
     raise SystemExit("the bank is gone")
 
 
+def _worst(ours: list[float], bare: list[float]) -> float:
+    return min(a / b for a, b in zip(ours, bare, strict=True))
+
+
 def _ratio(ours: list[float], bare: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, bare, strict=True))
 
@@ -172,6 +206,7 @@ async def _all(quick: bool) -> dict[str, Any]:
         "trajectories": 32 if quick else 256,
         "batches": 150 if quick else 1000,
         "rounds": 3 if quick else 5,
+        "lease_rounds": 5 if quick else 21,
         "quick": quick,
     }
     figures: dict[str, float] = {}
@@ -180,7 +215,7 @@ async def _all(quick: bool) -> dict[str, Any]:
         for folder in folders:
             folder.mkdir()
         figures |= await durable(folders[0], settings["events"], settings["rounds"])
-        figures |= await leasing(folders[1], settings["trajectories"], settings["rounds"])
+        figures |= await leasing(folders[1], settings["trajectories"], settings["lease_rounds"])
         figures |= await memory(folders[2], settings["batches"])
     ratios = {name: round(value, 3) for name, value in figures.items() if "_ratio" in name}
     plain = {name: round(value, 3) for name, value in figures.items() if name not in ratios}

@@ -9,7 +9,7 @@ each process's memory, descriptors and threads are read, and the server's memory
 The figure of batch k is the median of what was read during the 50 batches before it. Memory fails
 the run when that of the last batch is above 1.05 times that of batch 50, by more than 1 MiB for a
 process (the server has 8). What is counted goes up and down with what is open, and holds all that
-is kept by design (66 batches of fates, pooled connections) only some time after batch 50: it fails
+is kept by design (open groups, pooled connections) only some time after batch 50: it fails
 the run when even the lowest reading of the last 300 batches is above 1.05 times the median of
 batches 201 to 300, by more than two.
 Does not cover: speed (the fakes have none), the disk (history and journals grow by design: how

@@ -29,6 +29,8 @@ from muster.supervise.state import runtime_dir
 _START_S = 60.0  # to load the copy; about a second per 100 MB
 _STOP_S = 5.0
 _AOF = "appendonlydir"
+_ASIDE = ("check", "replay")  # what `tasks check` and `replay` leave is nobody's run
+_NAMED = 3  # folders that a refusal names
 
 
 @asynccontextmanager
@@ -73,12 +75,13 @@ def _left_behind(state_dir: Path) -> Path:
     data = state_dir / "redis" / _AOF
     if data.is_dir():
         return data
-    below = sorted(str(found.parents[1]) for found in state_dir.glob(f"*/redis/{_AOF}"))
+    found = sorted(kept.parents[1] for kept in state_dir.glob(f"*/redis/{_AOF}"))
+    below = [f"--state-dir {folder}" for folder in found if folder.name not in _ASIDE]
     raise NotFound(
         "no server runs for this state folder, and none has left data in it",
         field="state_dir",
         value=state_dir,
-        way_out=f"look below it: --state-dir {below[0]}"
+        way_out=f"look below it: {', or '.join(below[:_NAMED])}"
         if below
         else "name the folder of the run with --state-dir, or its server with --redis",
     )

@@ -33,7 +33,8 @@ class Totals(Value, frozen=True):
     siblings_open: int
     attempts: int
     attempts_finished: int
-    attempts_abandoned: int  # have turns, never ended
+    attempts_running: int  # the newest of their siblings, in groups that are still collected
+    attempts_abandoned: int  # begun, never ended, and nothing will end them
     siblings_repaired: int
     batches_frozen: int
     batches_trained: int
@@ -80,6 +81,8 @@ def count(index: RunIndex) -> Totals:
     unfated = [g for g in sizes if g not in index.fates]
     known = {(p, a) for p, attempts in index.attempts.items() for a in attempts}
     members = [m for step in index.trained for m in index.batch(step).members]
+    trained = index.in_batches(trained=True)
+    running = _running(index)
     last = {episode: labels[-1].label.outcome for episode, labels in index.labels.items()}
     return Totals(
         groups=len(sizes),
@@ -91,15 +94,32 @@ def count(index: RunIndex) -> Totals:
         else sum(map(len, index.record.kept.retired_after.values())),
         siblings_dispatched=sum(sizes.values()),
         siblings_trained=sum(len(m.attempts) for m in members),
-        siblings_filtered=sum(sizes.get(g, 0) for g in fated[Fate.FILTERED]),
+        siblings_filtered=sum(
+            sizes.get(g, 0)
+            for g in fated[Fate.FILTERED]
+            if not any(index.brought_back(index.fates[g][0], s) for s in trained.get(g, ()))
+        ),
         siblings_open=sum(sizes[g] for g in unfated),
         attempts=len(known),
         attempts_finished=len(index.finished),
-        attempts_abandoned=len(known) - len(index.finished),
+        attempts_running=running,
+        attempts_abandoned=len(known) - len(index.finished) - running,
         siblings_repaired=sum(max(attempts) > 0 for attempts in index.attempts.values()),
         batches_frozen=len(index.frozen),
         batches_trained=len(index.trained),
         outcomes=dict(sorted(Counter(map(str, last.values())).items())),
+    )
+
+
+def _running(index: RunIndex) -> int:
+    """Attempts that a router may still end: whether one is up, the record does not say."""
+    cancelled = {job for job, records in index.jobs.items() if any(r.cancelled for r in records)}
+    return sum(
+        f"{group}.{sibling}.{max(attempts)}" not in index.finished
+        for (group, sibling), attempts in index.attempts.items()
+        if group in index.opened
+        and group not in index.fates
+        and index.opened[group][0].job not in cancelled
     )
 
 

@@ -92,19 +92,24 @@ def _fates(index: RunIndex) -> Iterator[Finding]:
         if group not in index.opened:
             yield problem("has a fate, but was never opened", where)
         for fate in fates:
-            yield from _fate(fate, held.get(group, []), trained.get(group, []))
+            yield from _fate(index, fate, held.get(group, []), trained.get(group, []))
     for group, steps in trained.items():
-        fated = {f.step for f in index.fates.get(group, ()) if f.fate is Fate.TRAINED}
+        fates = index.fates.get(group, [])
+        fated = {f.step for f in fates if f.fate is Fate.TRAINED}
+        fated |= {s for f in fates for s in steps if index.brought_back(f, s)}
         for step in set(steps) - fated:
             yield problem(f"trained in batch {step}, but has no such fate", f"group {group}")
 
 
-def _fate(fate: FateOf, held: list[int], trained: list[int]) -> Iterator[Finding]:
+def _fate(index: RunIndex, fate: FateOf, held: list[int], trained: list[int]) -> Iterator[Finding]:
     where = f"group {fate.group}"
     if fate.fate is Fate.TRAINED and fate.step not in trained:
         yield problem(f"its fate says trained in batch {fate.step}, which does not hold it", where)
-    if fate.fate is Fate.FILTERED and held:
-        yield problem(f"filtered, but stands in batch {held[0]}", where)
+    for step in held if fate.fate is Fate.FILTERED else ():
+        if index.brought_back(fate, step):
+            yield note(f"filtered while the record of batch {step}, which has it, was lost", where)
+        else:
+            yield problem(f"filtered, but stands in batch {step}", where)
     if fate.fate is Fate.FILTERED and not fate.reason:
         yield problem("filtered without a reason", where)
 

@@ -131,6 +131,10 @@ def _totals(index: RunIndex) -> Iterator[Finding]:
             if told.get(name, 0) != found.get(name, 0):
                 says = f"its total says {told.get(name, 0)} {name}"
                 yield problem(f"{says}, its entries add up to {found.get(name, 0)}", f"job {job}")
+        fewest, most = repairs(index, groups)
+        if not fewest <= told.get("repairs", 0) <= most:
+            says = f"its total says {told.get('repairs', 0)} repairs"
+            yield problem(f"{says}, its entries {fewest} to {most}", f"job {job}")
 
 
 COUNTED = ("trained", "filtered", "episodes", "turns")
@@ -152,3 +156,18 @@ def count(index: RunIndex, groups: Iterable[str]) -> dict[str, int]:
                 for labelled in index.labels.get(id_, ())[:1]:
                     found[f"{_OUTCOME}{labelled.label.outcome}"] += 1
     return dict(found)
+
+
+def repairs(index: RunIndex, groups: Iterable[str]) -> tuple[int, int]:
+    """New attempts and rebuilt boxes of groups, at least and at most: a repair that was still to
+    come when its group ended is counted, and has no entry."""
+    fewest = most = 0
+    for group in groups:
+        for sibling, attempts in index.by_group.get(group, {}).items():
+            fewest += max(attempts, default=0)
+            for attempt in attempts:
+                for labelled in index.labels.get(f"{group}.{sibling}.{attempt}", ())[:1]:
+                    most += not labelled.label.outcome.valid
+                    fewest += labelled.label.replays
+                    most += labelled.label.replays
+    return fewest, most

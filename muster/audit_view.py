@@ -41,7 +41,8 @@ def render_audit(found: Audit) -> RenderableType:
         ),
         Text(
             f"attempts {t.attempts} = {t.attempts_finished} finished + "
-            f"{t.attempts_abandoned} abandoned; {counted(t.outcomes)}"
+            f"{t.attempts_running} running + {t.attempts_abandoned} abandoned; "
+            f"{counted(t.outcomes)}"
         ),
         Text(f"batches {t.batches_frozen} frozen, {t.batches_trained} trained"),
         Text.assemble(safe(f"audit of run {found.run}:"), " ", _verdict(found)),
@@ -73,8 +74,13 @@ def _bias(found: Bias) -> list[RenderableType]:
     for cohort in shown:
         table.add_row(*_cohort(cohort))
     parts: list[RenderableType] = [
-        Text("dispatched → trained, by launch cohort (KS: by gradient weight)", "bold"),
+        Text("dispatched → trained, by launch cohort", "bold"),
         table,
+        Text(
+            "KS: largest distance of the two distributions, 0 equal to 1 disjoint; in brackets "
+            "each episode counts by its gradient weight",
+            style="dim",
+        ),
     ]
     if len(found.cohorts) > len(shown):
         left = len(found.cohorts) - len(shown)

@@ -34,6 +34,7 @@ from muster.types import JobPolicy, SamplingParams, Value
 from muster.v1 import common_pb2 as common
 from muster.v1 import router_pb2 as pb
 from muster.v1.router_pb2_grpc import RouterServiceStub
+from muster.wanted import check_policy, check_sampling
 
 if TYPE_CHECKING:
     from muster.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -83,20 +84,22 @@ class Progress(Value, frozen=True):
 class MusterClient:
     """A connection to a router. `patience_s`: how long it may be away before calls give up.
 
-    `address`: of one or, with commas, of several routers of the same run. `find`: answers where the
-    router is now, "" when it does not know. `tell` gets a line for people when the router is
-    waited for. InvalidInput for an address that is neither host:port nor unix:PATH.
+    `address`: of one or, with commas, of several routers of the same run; without it, what `find`
+    says, else 127.0.0.1:7400. `find`: answers where the router is now, "" when it does not know.
+    `tell` gets a line for people when the router is waited for. InvalidInput for an address that
+    is neither host:port nor unix:PATH.
     """
 
     def __init__(
         self,
-        address: str = DEFAULT_ROUTER,
+        address: str = "",
         *,
         patience_s: float = 60.0,
         find: Callable[[], str] | None = None,
         tell: Callable[[str], None] | None = None,
     ):
-        self._addresses = [one.strip() for one in address.split(",")]
+        self._addresses = [one.strip() for one in (address or DEFAULT_ROUTER).split(",")]
+        self._named = bool(address)
         for one in self._addresses:
             if not re.fullmatch(r"unix:.+|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", one):
                 raise InvalidInput(
@@ -108,7 +111,10 @@ class MusterClient:
         self._told = False
 
     async def __aenter__(self) -> Self:
-        self._open(self._find() or self._address)
+        found = self._find()
+        if found and not self._named:
+            self._addresses = [found]  # whoever listens at the usual place is another run's
+        self._open(found or self._address)
         return self
 
     async def __aexit__(
@@ -148,6 +154,8 @@ class MusterClient:
         _at_least("groups", groups, 1, "ask for one group or more")
         way_out = "use 2 or more: a group is scored by comparing its siblings"
         _at_least("group_size", group_size, 2, way_out)
+        check_sampling(sampling or SamplingParams())
+        check_policy(policy or JobPolicy(), group_size=group_size)
         folders = [Path(path)] if isinstance(path, str | Path) else list(path)
         tasks = await asyncio.to_thread(_tasks, folders, split, instances, groups)
         request = pb.SubmitTaskSetRequest(
@@ -188,6 +196,7 @@ class MusterClient:
         last: Progress | None = None
         deadline: float | None = None  # while the router is away
         while True:
+            at = self._address
             try:
                 async for progress in self._watch_once(job):
                     deadline = None
@@ -199,20 +208,24 @@ class MusterClient:
                 await self._move(self._find())
             except (Unavailable, Fenced) as error:
                 deadline = deadline or monotonic() + self._patience_s
-                await self._again(error, deadline)
+                await self._again(error, deadline, at)
 
     async def _watch_once(self, job: str) -> AsyncIterator[Progress]:
         """Ends when a stream that spoke has lasted its time."""
         call = self._stub.WatchJob(pb.WatchJobRequest(job=job), timeout=_WATCH_S)
         spoke = False
         try:
-            async for message in call:
-                spoke = True
-                yield _progress(message.progress)
-        except grpc.aio.AioRpcError as error:
-            if spoke and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            # Another call of this client may close the channel, when it goes to another router.
+            with rpc.calling(f"watching at {self._address}"):
+                async for message in call:
+                    spoke = True
+                    yield _progress(message.progress)
+        except Unavailable as error:
+            cause = error.__cause__
+            timed_out = grpc.StatusCode.DEADLINE_EXCEEDED
+            if spoke and isinstance(cause, grpc.aio.AioRpcError) and cause.code() is timed_out:
                 return
-            raise rpc.from_rpc(error, f"watching at {self._address}") from error
+            raise
         finally:
             call.cancel()
         raise Unavailable("the router ended the watch before the job had ended")
@@ -221,14 +234,15 @@ class MusterClient:
         """The answer, however often the router has to be asked; `start` makes one call."""
         deadline = monotonic() + self._patience_s
         while True:
+            at = self._address
             try:
-                with rpc.calling(f"{what} {self._address}"):
+                with rpc.calling(f"{what} {at}"):
                     return await start()
             except (Unavailable, Fenced) as error:  # Fenced: it was the router, and is not now
-                await self._again(error, deadline)
+                await self._again(error, deadline, at)
 
-    async def _again(self, error: Unavailable | Fenced, deadline: float) -> None:
-        """Wait before the next try, or say that it is no use."""
+    async def _again(self, error: Unavailable | Fenced, deadline: float, at: str) -> None:
+        """Wait before the next try, or say that it is no use. `at`: where this one failed."""
         if monotonic() >= deadline:
             raise Unavailable(
                 f"the router did not answer for {self._patience_s:.0f} s ({error.problem})",
@@ -242,7 +256,8 @@ class MusterClient:
             )
         self._told = True
         await asyncio.sleep(_RETRY_S)
-        await self._move(self._next())
+        if at == self._address:  # else another call of this client has gone on to the next
+            await self._move(self._next())
 
     def _next(self) -> str:
         """Where to try after the present address has failed."""

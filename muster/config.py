@@ -106,7 +106,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     known = [k for k in Config.model_fields if k != "sections"]
     for key in raw:
         if key not in known and key not in kinds:
-            raise _unknown(key, [*known, *kinds], via.get(key, ""))
+            raise _unknown(key, raw[key], [*known, *kinds], via.get(key, ""))
     top = {k: v for k, v in raw.items() if k in known}
     sections = {n: _check(kind, raw.get(n, {}), n, via) for n, kind in kinds.items()}
     config: Config = _check(Config, top, "", via)
@@ -145,7 +145,7 @@ def _overlay(
         section, _, key = name.removeprefix("MUSTER_").lower().rpartition("__")
         target = raw.setdefault(section, {}) if section else raw
         if not isinstance(target, dict) or (section and section not in {*kinds, *_TOP_SECTIONS}):
-            raise _unknown(section, [*kinds, *_TOP_SECTIONS], via=name)
+            raise _unknown(section, value, [*kinds, *_TOP_SECTIONS], via=name)
         target[key] = value
         via[f"{section}.{key}" if section else key] = name
     return via
@@ -168,7 +168,8 @@ def _check(kind: type[S], data: object, where: str, via: Mapping[str, str]) -> S
         path += [str(part) for part in first["loc"]]
         field = ".".join(path)
         if first["type"] == "extra_forbidden":
-            raise _unknown(field, list(_names(kind, where)), via.get(field, "")) from None
+            known = list(_names(kind, where))
+            raise _unknown(field, first["input"], known, via.get(field, "")) from None
         raise ConfigError(
             first["msg"].lower() + _from(via.get(field, "")),
             field=field,
@@ -206,10 +207,11 @@ def _from(via: str) -> str:
     return f" (from the environment variable {via})" if via else ""
 
 
-def _unknown(key: str, known: list[str], via: str = "") -> ConfigError:
+def _unknown(key: str, value: object, known: list[str], via: str = "") -> ConfigError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
     return ConfigError(
         "unknown key" + _from(via),
         field=key,
+        value="" if isinstance(value, dict) else value,
         way_out=f"did you mean {near[0]!r}?" if near else "remove it",
     )

@@ -1,4 +1,4 @@
-"""What a run, batch, group or episode waits for, as far as its record alone tells.
+"""What a run, job, batch, group or episode waits for, as far as its record alone tells.
 
 Owns: the answers that need no service, what becomes of a step that is running. Promise: pure; each
 line says what waits, for what, since when, who has to move, and what to run next.
@@ -8,6 +8,7 @@ Does not cover: what the services know beyond the record, and what is shown (exp
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 
 from muster.entries import Intended
 from muster.run_index import RunIndex, order
@@ -15,6 +16,7 @@ from muster.subject import Kind, Subject
 from muster.types import Waiting
 
 _GROUPS_MAX = 8
+_NAMED_MAX = 3
 
 
 def of_record(asked: Subject, index: RunIndex) -> list[Waiting]:
@@ -23,11 +25,28 @@ def of_record(asked: Subject, index: RunIndex) -> list[Waiting]:
         return [_episode(asked.id, index)]
     if asked.kind is Kind.GROUP:
         return _group(asked.id, index)
+    if asked.kind is Kind.JOB:
+        return _job(asked.id, index)
     steps = {*index.frozen, *index.trained}
     step = int(asked.id) if asked.kind is Kind.BATCH else max(steps, default=0) + 1
     if step in steps:
         return [_frozen(step, index)]
     return _next_batch(step, index)
+
+
+def _job(job: str, index: RunIndex) -> list[Waiting]:
+    groups = [g for g, opened in index.opened.items() if opened[0].job == job]
+    open_ = [g for g in groups if index.fate(g) is None]
+    state = f"{len(groups)} groups on record, {len(groups) - len(open_)} of them with a fate"
+    if any(record.cancelled for record in index.jobs[job]):
+        return [Waiting(job, f"cancelled: {state}", next_command="muster report")]
+    if not open_:
+        return [Waiting(job, state, next_command=f"muster watch {job}")]
+    lines = [_group(g, index)[0] for g in open_]
+    lines.sort(key=lambda line: line.since_unix_s or inf)  # complete groups last
+    first = lines[0]
+    head = Waiting(job, state, f"{len(open_)} groups", 0.0, first.owner, first.next_command)
+    return [head, *lines[:_GROUPS_MAX]]
 
 
 def _frozen(step: int, index: RunIndex) -> Waiting:
@@ -53,12 +72,7 @@ def _frozen(step: int, index: RunIndex) -> Waiting:
 
 
 def _next_batch(step: int, index: RunIndex) -> list[Waiting]:
-    held = index.in_batches()
-    open_ = [g for g in index.opened if g not in index.fates and g not in held]
-    complete = [g for g in open_ if not _unfinished(index, g)]
-    waiting = [g for g in open_ if g not in complete]
-    cancelled = {job for job, records in index.jobs.items() if any(r.cancelled for r in records)}
-    waiting = [g for g in waiting if index.opened[g][0].job not in cancelled]
+    complete, waiting = _collected(index)
     lines = [_group(g, index)[0] for g in waiting]
     lines.sort(key=lambda line: line.since_unix_s)
     told = f"groups: {len(complete)} complete, {len(waiting)} open"
@@ -72,19 +86,35 @@ def _next_batch(step: int, index: RunIndex) -> list[Waiting]:
             )
         ]
     if not waiting:
-        state = "a trainer" if complete else "more groups: no group is open"
-        return [
-            Waiting(
-                f"batch {step}",
-                told,
-                state,
-                0.0,
-                "trainer" if complete else "client",
-                "muster report",
-            )
-        ]
-    head = Waiting(f"batch {step}", "collecting", told, 0.0, "router", lines[0].next_command)
+        return [Waiting(f"batch {step}", told, *_none_open(index, len(complete)))]
+    first = lines[0]
+    name = f"batch {step}"
+    head = Waiting(name, "collecting", told, 0.0, first.owner, first.next_command)
     return [head, *lines[:_GROUPS_MAX]]
+
+
+def _collected(index: RunIndex) -> tuple[list[str], list[str]]:
+    """Groups that the next batch may be made of: complete ones, and those that are not yet."""
+    held = index.in_batches()
+    open_ = [g for g in index.opened if g not in index.fates and g not in held]
+    cancelled = {job for job, records in index.jobs.items() if any(r.cancelled for r in records)}
+    complete = [g for g in open_ if not _unfinished(index, g)]
+    waiting = [g for g in open_ if g not in complete]
+    return complete, [g for g in waiting if index.opened[g][0].job not in cancelled]
+
+
+def _none_open(index: RunIndex, complete: int) -> tuple[str, float, str, str]:
+    """What a batch waits for when every open group is complete, and whose move that is. How many
+    groups it takes is known from the one before."""
+    steps = {*index.frozen, *index.trained}
+    takes = len(index.batch(max(steps)).members) if steps else 0
+    if complete and complete >= takes > 0:
+        return "the trainer to ask for it", 0.0, "trainer", "muster report"
+    if complete and not takes:
+        waits = "the trainer to ask for it, or more groups than are open: it alone knows"
+        return waits, 0.0, "trainer, or client", "muster report"
+    lacks = f": {complete} of {takes} are complete, and no other is open" if takes else ""
+    return f"more groups{lacks or ': no group is open'}", 0.0, "client", "muster submit tasks/"
 
 
 def _unfinished(index: RunIndex, group: str) -> list[int]:
@@ -108,13 +138,25 @@ def _group(group: str, index: RunIndex) -> list[Waiting]:
     late = _unfinished(index, group)
     state = f"{index.size(group) - len(late)} of {index.size(group)} siblings ended"
     if not late:
-        return [Waiting(group, state, "a batch", 0.0, "trainer", "muster explain batch")]
+        return [_complete(group, state, index)]
     lines = [_episode(_newest(index, group, sibling), index) for sibling in late]
     lines.sort(key=lambda line: line.since_unix_s)
     first = lines[0]
     after = f"muster explain {first.subject}"
     told = f"{first.subject}: {first.state}"
     return [Waiting(group, state, told, first.since_unix_s, first.owner, after), *lines]
+
+
+def _complete(group: str, state: str, index: RunIndex) -> Waiting:
+    complete, others = _collected(index)
+    if not others:
+        told, since, owner, after = _none_open(index, len(complete))
+        return Waiting(group, state, f"a batch, which waits for {told}", since, owner, after)
+    others.sort(key=lambda other: order(index.opened[other][0].at))
+    told = f"a batch, which waits for groups that are open: {', '.join(others[:_NAMED_MAX])}"
+    if len(others) > _NAMED_MAX:
+        told += f" and {len(others) - _NAMED_MAX} more"
+    return Waiting(group, state, told, 0.0, "router", f"muster explain {others[0]}")
 
 
 def _newest(index: RunIndex, group: str, sibling: int) -> str:
@@ -137,9 +179,11 @@ def _episode(episode: str, index: RunIndex) -> Waiting:
     step = running_step(episode, index)
     if step is not None:
         state = f"step of turn {step.turn} runs: {step.command}"
-        told = f"the end of the command, or its limit of {step.timeout_s:g} s"
-        owner = step.host or "sandbox"
-        return Waiting(episode, state, told, _at(step.at), owner, "tail -n 20 logs/sandbox.log")
+        told = f"the end of the command, or its limit of {step.timeout_s:g} s, which ends it"
+        owner = f"sandbox host {step.host}" if step.host else "sandbox"
+        job = index.opened[group][0].job if group in index.opened else ""
+        after = f"muster watch {job}" if job else "muster report"
+        return Waiting(episode, state, told, _at(step.at), owner, after)
     opened = index.opened[group][0].opened_unix_s if group in index.opened else 0.0
     if not events:
         told = "a box, a replica, or a place among the running episodes"

@@ -22,11 +22,15 @@ STREAMS = "streams"
 _FURTHER = "muster explain "
 _HERE = ("muster explain batch", "muster explain")  # what was just asked
 _OF_THE_RUN = ("muster explain", "muster report", "muster audit")  # commands with these options
+_OF_THE_FOLDER = ("muster watch",)  # and those that ask the router alone
+_OWNERS = {"readybank": "the ready bank", "client": "whoever submits jobs"}
+_OWNERS |= {"router": "the router", "trainer": "the trainer"}
 _STEPS_MAX = 6
 _NAMES = {"router": "router", "readybank": "ready bank", "trainer": "trainer", STREAMS: "streams"}
 _ASKED = {
     Kind.RUN: ("trainer", "readybank", "router"),
     Kind.BATCH: ("trainer", "readybank", "router"),
+    Kind.JOB: ("router",),
     Kind.GROUP: ("readybank", "router"),
     Kind.EPISODE: ("router",),
 }
@@ -41,10 +45,12 @@ class Answer(Value, frozen=True):
 
 
 class Explained(Value, frozen=True):
-    """`answers` outermost first; `steps`: what an episode did, and what becomes of its step."""
+    """`headline`: who has to move, in a sentence; `answers` outermost first; `steps`: what an
+    episode did, and what becomes of its step."""
 
     subject: Subject
     at_unix_s: float
+    headline: str
     answers: tuple[Answer, ...]
     steps: tuple[str, ...]
     next_command: str
@@ -57,16 +63,20 @@ def explained(
     now: float,
     *,
     options: str = "",
+    folder: str = "",
     logs: str = "logs",
 ) -> Explained:
-    """options: what the next command needs to find the same run (" --state-dir X"); logs: the
-    folder that services mean by "logs"."""
+    """options: what the next command needs to find the same run (" --state-dir X"); folder: those
+    of them that tell where the run's state lies; logs: the folder that services mean by "logs"."""
     told = _chosen(index, asked, answers)
-    command = _next(asked, [line for answer in told for line in answer.waiting])
+    line, command = _next(asked, [line for answer in told for line in answer.waiting])
     if command.startswith(_OF_THE_RUN):
         command += options
+    elif command.startswith(_OF_THE_FOLDER):
+        command += folder
     command = command.replace(" logs/", f" {logs}/")
-    return Explained(asked, now, tuple(told), tuple(_steps(index, asked)), command)
+    headline = _headline(asked, line, now) if line else ""
+    return Explained(asked, now, headline, tuple(told), tuple(_steps(index, asked)), command)
 
 
 def _chosen(index: RunIndex, asked: Subject, answers: Mapping[str, Answer]) -> list[Answer]:
@@ -80,8 +90,8 @@ def _chosen(index: RunIndex, asked: Subject, answers: Mapping[str, Answer]) -> l
     return [answer for answer in told if answer.waiting or answer.problem]
 
 
-def _next(asked: Subject, waiting: Sequence[Waiting]) -> str:
-    """Further in: the first thing that stands and is not what was asked about."""
+def _next(asked: Subject, waiting: Sequence[Waiting]) -> tuple[Waiting | None, str]:
+    """Further in: the first thing that stands and is not what was asked about; how to see it."""
     stands = [
         line
         for line in waiting
@@ -90,13 +100,28 @@ def _next(asked: Subject, waiting: Sequence[Waiting]) -> str:
     if asked.kind is not Kind.EPISODE:
         episodes = [line for line in stands if line.subject.count(".") >= 2]
         if episodes:  # leads further than its group
-            return f"muster explain {episodes[0].subject}"
+            return episodes[0], f"muster explain {episodes[0].subject}"
         for line in stands:
             further = line.next_command.startswith(_FURTHER) and line.next_command not in _HERE
             if further or line.subject == line.owner == "trainer":
-                return line.next_command
-    commands = [line.next_command for line in waiting if line.next_command]
-    return commands[-1] if commands else "muster report"
+                same = [one for one in stands if one.next_command == line.next_command]
+                return same[-1], line.next_command  # the innermost that leads there
+    last = [line for line in waiting if line.next_command] or list(waiting)
+    if not last:
+        return None, "muster report"
+    return last[-1], last[-1].next_command or "muster report"
+
+
+def _headline(asked: Subject, line: Waiting, now: float) -> str:
+    """Of all that is said below, what counts."""
+    told = line.state if line.subject == asked.id else f"{line.subject}: {line.state}"
+    if line.since_unix_s and line.waits_for:
+        told += f", for {seconds(max(0.0, now - line.since_unix_s))}"
+    if line.waits_for:
+        told += f"; it waits for {line.waits_for}"
+    if line.owner:
+        told += f"; has to move: {_OWNERS.get(line.owner, line.owner)}"
+    return told
 
 
 def _steps(index: RunIndex, asked: Subject) -> list[str]:
@@ -112,6 +137,7 @@ def lines(found: Explained) -> list[str]:
     asked = found.subject
     title = f"batch {asked.id}" if asked.kind is Kind.BATCH else f"{asked.kind} {asked.id}"
     told = [f"{title} at {clock(found.at_unix_s)}"]
+    told += [f"in short: {found.headline}"] if found.headline else []
     for answer in found.answers:
         name = _NAMES[answer.service]
         if answer.problem:
@@ -132,6 +158,6 @@ def _waiting(line: Waiting, now: float) -> Iterator[str]:
         age = seconds(max(0.0, now - line.since_unix_s))
         told.append(f"since {clock(line.since_unix_s)} ({age})")
     if line.owner and line.waits_for:
-        told.append(f"has to move: {line.owner}")
+        told.append(f"has to move: {_OWNERS.get(line.owner, line.owner)}")
     if told:
         yield f"      {'; '.join(told)}"

@@ -109,12 +109,6 @@ async def at(name: str) -> None:
             await asyncio.sleep(_HOLD_POLL_S)
 
 
-def at_sync(name: str) -> None:
-    """A failpoint in plain code, where `hold` is not possible. Raises Unavailable for `lie`."""
-    if _active:
-        _passed(name)
-
-
 def _held(name: str) -> Path:
     held = Path(_folder) / f"{name}.held"
     held.touch()

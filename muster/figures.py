@@ -27,6 +27,14 @@ class Trained(Value, frozen=True):
     publications: tuple[Publication, ...]
 
 
+class EpisodeOf(Value, frozen=True):
+    """One episode of a batch, under the name that `muster replay` and `muster explain` take."""
+
+    id: str  # GROUP.SIBLING.ATTEMPT
+    ended: str  # "outcome/cause"
+    took_s: float  # from its first recorded second to its end
+
+
 class BatchReport(Value, frozen=True):
     """One batch. `split` sums to `time_to_trainable_batch_s`."""
 
@@ -57,6 +65,8 @@ class BatchReport(Value, frozen=True):
     replays: int  # boxes rebuilt by replay
     replay_reasons: dict[str, int]
     trained: Trained | None
+    slowest: tuple[EpisodeOf, ...] = ()  # that ended last, at most 3
+    failed: tuple[EpisodeOf, ...] = ()  # without success, invalid ones first, at most 3
 
 
 class RunTotals(Value, frozen=True):

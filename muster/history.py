@@ -1,10 +1,11 @@
 """Stream entries that were trimmed from Redis, kept on disk.
 
-Owns: the files `STREAM.mzh` below one folder. Promise: `append` returns once the entries are on
-disk, also after a power cut; `read` gives them in stream order, each once, and ignores a torn end
-(a crash while writing: those entries are still in Redis, for trimming comes after). Anything else
-that cannot be read is an error that names the file. Does not cover: payloads, which are deleted
-when their group is over; who trims (services/readybank).
+Owns: the files `STREAM.mzh` below one folder, or `STREAM.WRITER.mzh`: a file has one writer, for a
+former bank that wakes up must not cut off what its follower has written. Promise: `append` returns
+once the entries are on disk, also after a power cut; `read` gives them in stream order, each once,
+and ignores a torn end (a crash while writing: those entries are still in Redis, for trimming comes
+after). Anything else that cannot be read is an error that names the file. Does not cover: payloads,
+which are deleted when their group is over; who trims (services/readybank).
 
 A file is a row of frames: 4 bytes little-endian length, then a zstd frame (with its checksum) of
 msgpack entries.
@@ -28,10 +29,10 @@ _entries = msgspec.msgpack.Decoder(list[Received])
 
 
 class History:
-    """The kept entries of one run."""
+    """The kept entries of one run. `writer` names who appends, without dots."""
 
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, writer: str = ""):
+        self._folder, self._writer = folder, writer
         self._whole: dict[str, int] = {}  # stream → size of its file, when it ends with a frame
 
     def append(self, messages: Sequence[Received]) -> None:
@@ -45,7 +46,7 @@ class History:
             self._write(stream, packer.compress(msgspec.msgpack.encode(found)))
 
     def _write(self, stream: str, frame: bytes) -> None:
-        path = self._path(stream)
+        path = self._folder / ".".join(filter(None, (stream, self._writer, "mzh")))
         fresh = not path.exists()
         if fresh or self._whole.pop(stream, -1) != path.stat().st_size:
             _cut_torn_end(path)
@@ -59,10 +60,14 @@ class History:
 
     def read(self, stream: str) -> list[Received]:
         """Every kept entry of a stream, in order, without doubles. Raises InvalidInput."""
-        path = self._path(stream)
-        if not path.exists():
-            return []
-        data, at, found = path.read_bytes(), 0, dict[str, Received]()
+        found: dict[str, Received] = {}
+        for path in kept_in(self._folder, stream):
+            self._read(path, found)
+        return sorted(found.values(), key=lambda message: id_order(message.id))
+
+    @staticmethod
+    def _read(path: Path, found: dict[str, Received]) -> None:
+        data, at = path.read_bytes(), 0
         while frame := _frame(data, at):
             try:
                 for message in _entries.decode(zstandard.decompress(frame)):
@@ -75,10 +80,11 @@ class History:
                     way_out="restore the file, or move it away to see the run without them",
                 ) from error
             at += _LENGTH.size + len(frame)
-        return sorted(found.values(), key=lambda message: id_order(message.id))
 
-    def _path(self, stream: str) -> Path:
-        return self._folder / f"{stream}.mzh"
+
+def kept_in(folder: Path, stream: str) -> list[Path]:
+    """The files of a stream."""
+    return sorted([*folder.glob(f"{stream}.mzh"), *folder.glob(f"{stream}.*.mzh")])
 
 
 def id_order(id_: str) -> tuple[int, int]:

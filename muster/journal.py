@@ -18,6 +18,7 @@ from muster.errors import InvalidInput
 from muster.types import Value
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+_BEGINS = b'{"machine":'  # as every header does
 
 
 class Header(Value, frozen=True):
@@ -56,6 +57,7 @@ class Journal:
         header = _encoder.encode(Header(machine, rules))
         self._chain = _link("", header)
         self._file.write(header + b"\n")
+        self._file.flush()
 
     def record(self, now: float, event: object, commands: list[Any]) -> None:
         """Write one line. Flushed to the system at once, so SIGKILL loses at most a torn line."""
@@ -91,6 +93,8 @@ def verify(path: Path) -> Replay:
     with path.open("rb") as file:
         try:
             first = file.readline()
+            if not first.endswith(b"\n") and _BEGINS.startswith(first[: len(_BEGINS)]):
+                return Replay(str(path), "ended at its start", 0, 0)  # torn by a crash
             header = msgspec.json.decode(first, type=Header)
             kind: Any = entry_points(group="muster.machines")[header.machine].load()
             machine = kind(msgspec.convert(header.rules, kind.rules_type))

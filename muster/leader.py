@@ -3,7 +3,9 @@
 Owns: the heartbeat key `m:{run}:leader:ROLE`, the wait for it, the watch over one's own epoch.
 Promise: at most one process is told to lead while heartbeats and clocks behave; whatever they do,
 each leader has its own epoch, every former one is fenced by it, and learns that within a beat.
-Safety is the epoch's alone (streams.py, and each service's checks); the key is liveness only.
+Safety is the epoch's alone (streams.py, and each service's checks); the key is liveness only. A
+server of the streams that was restarted may have lost what it acknowledged last; a leader remembers
+that, and would build on it: it ends, and the next one reads what is there.
 Does not cover: what a leader does, or how its clients find it (registry.py).
 """
 
@@ -22,7 +24,8 @@ from redis.asyncio import Redis
 
 from muster import telemetry
 from muster.clock import monotonic
-from muster.errors import Fenced, Unavailable
+from muster.errors import Fenced, Refused, Unavailable
+from muster.redis_link import ServerWatch
 from muster.streams import next_epoch, reaching_redis
 from muster.tasks import end
 
@@ -72,7 +75,11 @@ class Leadership:
         ttl_s: float = 3.0,
         patience_s: float = 60.0,
         end_s: float = 3.0,
+        keeps_all: bool = True,
     ):
+        """`keeps_all`: the server loses nothing that it has acknowledged, whatever happens. Else
+        the client is one of redis_link.connect, and used by this leader alone."""
+        self._keeps_all = keeps_all
         self._redis, self._run, self._role = redis, run, role
         self._beat_s, self._ttl_ms = beat_s, int(ttl_s * 1000)
         self._patience_s, self._end_s = patience_s, end_s
@@ -109,17 +116,19 @@ class Leadership:
     async def lead(self) -> AsyncIterator[int]:
         """Take the next epoch; heartbeats inside the block. After `stand_by` has said True.
 
-        The block ends with Fenced when a newer leader has taken over; the process ends with status
-        2 when the block has not ended `end_s` later.
+        The block ends with Fenced when a newer leader has taken over, with Refused when the server
+        may have lost records; the process ends with status 2 when the block has not ended `end_s`
+        later.
         """
         if not self._may_lead:
             raise AssertionError("stand_by() has not said that this process may lead")
-        self.epoch = await self._next_epoch()
-        _log.info("leads", extra={"role": self._role, "epoch": self.epoch})
         try:
             async with asyncio.TaskGroup() as tasks:
+                # From now on: an epoch takes its time, and the others must not get impatient.
                 beat = tasks.create_task(self._beat(), name=f"lead-{self._role}")
                 try:
+                    self.epoch = await self._next_epoch()
+                    _log.info("leads", extra={"role": self._role, "epoch": self.epoch})
                     yield self.epoch
                 finally:
                     await end(beat)
@@ -133,6 +142,8 @@ class Leadership:
         deadline = monotonic() + self._patience_s
         while True:
             try:
+                if not self._keeps_all:  # nothing was read yet: whatever it lost, nobody knew
+                    await ServerWatch.of(self._redis).count_on(self._redis)
                 return await next_epoch(self._redis, self._run, self._role)
             except Unavailable as error:
                 if monotonic() >= deadline:
@@ -147,36 +158,55 @@ class Leadership:
                 await self._once()
             except Unavailable as error:
                 _log.warning("heartbeat of %s failed: %s", self._role, error)
-            except Fenced as error:
-                _log.error("fenced: %s", error)
+            except Refused as error:
+                _log.error("ends: %s", error)
                 loop = asyncio.get_running_loop()
                 self._watchdog = loop.call_later(self._end_s, self._end_hard, error)
                 raise
 
-    def _end_hard(self, error: Fenced) -> None:
+    def _end_hard(self, error: Refused) -> None:
         """What a former owner still waits for does not matter: its role is in other hands."""
         left = sorted(task.get_name() for task in asyncio.all_tasks() if not task.done())
-        _log.error("hard exit %.0f s after it was fenced; still running: %s", self._end_s, left)
+        _log.error("hard exit after %.0f s more; still running: %s", self._end_s, left)
         sys.stderr.write(f"{self._role}: {error}\n")
         sys.stderr.flush()
         os._exit(2)
 
     async def _once(self) -> None:
         with reaching_redis():
-            newest = int(await self._redis.get(self._epoch_key) or 0)
-            if newest > self.epoch:
-                raise Fenced(
-                    f"a newer {self._role} leads run {self._run}",
-                    field=f"epoch of {self._role}",
-                    value=self.epoch,
-                    way_out=f"stop: epoch {newest} is in charge",
-                )
-            await self._take(keys=[self._key], args=[self._me, self._ttl_ms])
+            if self.epoch:
+                self._same_server()
+                newest = int(await self._redis.get(self._epoch_key) or 0)
+                if newest != self.epoch:
+                    raise self._fenced(f"stop: epoch {newest} is in charge")
+            taken = await self._take(keys=[self._key], args=[self._me, self._ttl_ms])
+            if self.epoch and not taken:
+                raise self._fenced("stop: it takes its epoch next")
+
+    def _fenced(self, way_out: str) -> Fenced:
+        return Fenced(
+            f"a newer {self._role} leads run {self._run}",
+            field=f"epoch of {self._role}",
+            value=self.epoch,
+            way_out=way_out,
+        )
+
+    def _same_server(self) -> None:
+        """Raises Refused when the server was restarted: no call reaches it since (redis_link)."""
+        if not self._keeps_all and ServerWatch.of(self._redis).restarted:
+            raise Refused(
+                "the server of the streams was restarted: with this redis.appendfsync its last "
+                "writes may be gone, and this process still counts on them",
+                field="redis.appendfsync",
+                way_out="it is started again and reads what is there; `always` spares that",
+            )
 
     async def _resign(self) -> None:
         """A courtesy: without it the next one waits for `ttl_s`, and may take an epoch again that
         a power cut has taken back."""
         try:
+            if not self._keeps_all:
+                ServerWatch.of(self._redis).forget()
             async with asyncio.timeout(1.0):
                 with reaching_redis():
                     keys = [self._key, self._epoch_key]

@@ -60,8 +60,8 @@ def run(main: ServiceMain, *, name: str, config_path: Path | None, grace_s: floa
         leaves = _leaves(error)
         if not all(isinstance(leaf, MusterError) for leaf in leaves):
             raise
-        for leaf in leaves:
-            print(f"{name}: {leaf}", file=sys.stderr)  # noqa: T201 - the person's line
+        for line in dict.fromkeys(map(str, leaves)):  # many calls may have met the same end
+            print(f"{name}: {line}", file=sys.stderr)  # noqa: T201 - the person's line
         return 2
     finally:
         telemetry.flush()

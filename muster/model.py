@@ -60,6 +60,12 @@ def ensure_model(
     return folder
 
 
+def check_model(spec: str) -> None:
+    """Raise ConfigError when `spec` cannot be made usable here; fetches and makes nothing."""
+    if spec.strip().lower() != SMOLLM2:
+        _checked_folder(spec)
+
+
 def _checked_folder(spec: str) -> Path:
     folder = Path(spec).expanduser()
     way_out = f"give the path of a Hugging Face model folder, or the word {SMOLLM2!r}"

@@ -35,7 +35,6 @@ class Failure(StrEnum):
     HOST_LOST = "host_lost"
     SERVICE_CALL = "service_call"
     ENGINE = "engine"
-    IMAGE = "image"
     NETWORK_NEED = "network_need"
     RECORD_LOST = "record_lost"  # what a former router recorded of the attempt is not all there
     REPLAY_DIFFERS = "replay_differs"  # a lost box could not be rebuilt: its steps answer otherwise

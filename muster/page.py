@@ -21,7 +21,15 @@ import msgspec
 
 from muster.clean import clean
 from muster.figures import RunReport
-from muster.report_rows import bottleneck_parts, failures, headline, lines, rows
+from muster.report_rows import (
+    bottleneck_parts,
+    failures,
+    headline,
+    legend,
+    lines,
+    named,
+    rows,
+)
 from muster.timeline import Timeline
 
 COLUMNS_MAX = 12
@@ -91,7 +99,7 @@ def _figures(report: RunReport, text: Any) -> str:
         inner = ' class="in"' if label.startswith(" ") else ""
         values = "".join(f"<td>{text(cell)}</td>" for cell in cells)
         body.append(f"<tr><td{inner}>{text(label.strip())}</td>{values}</tr>")
-    notes = [text(line) for line in failures(shown)]
+    notes = [text(line) for line in (*legend(shown), *failures(shown), *named(shown))]
     if any(b.stage != "trained" for b in shown):
         notes.append("* leased, not yet acknowledged")
     if len(report.batches) > len(shown):

@@ -96,8 +96,8 @@ def joined(
 
 
 def _trimmed(folder: Path, names: Sequence[str]) -> list[Received]:
-    files = [name for name in names if (folder / f"{name}.mzh").exists()]
-    if not files:
+    kept = [name for name in names if any(folder.glob(f"{name}.*"))]
+    if not kept:
         return []
     try:
         from muster.history import History
@@ -109,7 +109,7 @@ def _trimmed(folder: Path, names: Sequence[str]) -> list[Received]:
             way_out='pip install "muster-rl[server]"',
         ) from error
     history = History(folder)
-    return [message for name in files for message in history.read(name)]
+    return [message for name in kept for message in history.read(name)]
 
 
 async def _cut(client: Redis, streams: RunStreams) -> dict[str, StreamState]:

@@ -21,7 +21,9 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from muster import telemetry
-from muster.clock import wall
+from muster.clock import monotonic
+from muster.errors import Unavailable
+from muster.redis_link import reaching_redis
 from muster.tasks import end
 from muster.types import Value
 
@@ -48,8 +50,18 @@ class Entry(Value, frozen=True):
 class Registry:
     """Announcements of one run."""
 
-    def __init__(self, redis: Redis, run: str, *, beat_s: float = 1.0, ttl_s: float = 6.0):
+    def __init__(
+        self,
+        redis: Redis,
+        run: str,
+        *,
+        beat_s: float = 1.0,
+        ttl_s: float = 6.0,
+        patience_s: float = 30.0,
+    ):
+        """`patience_s`: how long the first announcement is repeated while Redis is away."""
         self._redis, self._key = redis, f"m:{{{run}}}:registry"
+        self._patience_s = patience_s
         self._beat_s, self._ttl_s = beat_s, ttl_s
         self._set = redis.register_script(_WRITE)
 
@@ -57,10 +69,9 @@ class Registry:
     async def announce(
         self, kind: str, id: str, address: str, info: dict[str, str] | None = None
     ) -> AsyncIterator[None]:
-        """Listed while the block runs; survives restarts of Redis."""
+        """Listed while the block runs; survives restarts of Redis. Raises Unavailable."""
         entry = Entry(kind, id, address, info or {}, host=socket.gethostname(), pid=os.getpid())
-        await self._forget()
-        await self._write(entry)
+        await self._begin(entry)
         try:
             async with asyncio.TaskGroup() as tasks:
                 beat = tasks.create_task(self._beat(entry), name=f"announce-{kind}-{id}")
@@ -76,6 +87,21 @@ class Registry:
             except (RedisError, TimeoutError) as error:
                 _log.warning("could not withdraw %s/%s: %s", kind, id, error)
 
+    async def _begin(self, entry: Entry) -> None:
+        """Who starts while Redis is restarted has nothing to end for."""
+        until = monotonic() + self._patience_s
+        while True:
+            try:
+                with reaching_redis():
+                    await self._forget()
+                    await self._write(entry)
+                return
+            except Unavailable as error:
+                if monotonic() >= until:
+                    raise
+                _log.warning("%s/%s is not announced yet: %s", entry.kind, entry.id, error)
+            await asyncio.sleep(self._beat_s)
+
     async def _beat(self, entry: Entry) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
@@ -85,27 +111,41 @@ class Registry:
                 _log.warning("heartbeat of %s/%s failed: %s", entry.kind, entry.id, error)
 
     async def _write(self, entry: Entry) -> None:
-        fresh = msgspec.structs.replace(entry, beat_unix_s=wall())
+        fresh = msgspec.structs.replace(entry, beat_unix_s=await self._now())
         field = f"{entry.kind}/{entry.id}"
         await self._set(keys=[self._key], args=[field, msgspec.json.encode(fresh)])
 
     async def _forget(self) -> None:
         """Remove what killed processes left long ago."""
-        oldest = wall() - _FORGET * self._ttl_s
+        oldest = await self._now() - _FORGET * self._ttl_s
         old = [f"{e.kind}/{e.id}" for e in await self._all() if e.beat_unix_s < oldest]
         if old:
             await self._redis.hdel(self._key, *old)
 
     async def list(self, kind: str) -> list[Entry]:
         """Live entries of a kind, ordered by id: numbers in it count as numbers."""
-        now = wall()
+        now = await self._now()
         found = await self._all()
         live = [e for e in found if e.kind == kind and now - e.beat_unix_s <= self._ttl_s]
         return sorted(live, key=lambda e: _natural(e.id))
 
+    async def _now(self) -> float:
+        """The server's clock: those of writers and readers may differ by more than a lifetime."""
+        seconds, microseconds = await self._redis.time()
+        return float(seconds) + microseconds / 1e6
+
     async def _all(self) -> builtins.list[Entry]:
         found = await self._redis.hgetall(self._key)
-        return [msgspec.json.decode(value, type=Entry) for value in found.values()]
+        read = (_entry(value) for value in found.values())
+        return [entry for entry in read if entry is not None]
+
+
+def _entry(value: bytes | str) -> Entry | None:
+    """None for what this release cannot read: it is as if it were not announced."""
+    try:
+        return msgspec.json.decode(value, type=Entry)
+    except msgspec.DecodeError:
+        return None
 
 
 def _natural(id: str) -> list[tuple[bool, int, str]]:

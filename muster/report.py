@@ -27,6 +27,7 @@ from muster.figures import (
     as_json,
 )
 from muster.lanes import lane
+from muster.named import failed, slowest
 from muster.repairs import equal_rewards, flaky_by_task, of_members, remarks, repairs
 from muster.run_index import RunIndex, lag
 from muster.split import split, straggler_tail
@@ -128,6 +129,8 @@ def _batch(index: RunIndex, step: int, steps: list[int], ran: Sequence[Engine]) 
         replays=repaired.replays,
         replay_reasons=repaired.replays_by_reason,
         trained=_trained(index, step),
+        slowest=slowest(index, batch.members),
+        failed=failed(index, batch.members),
     )
 
 

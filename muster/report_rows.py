@@ -35,9 +35,10 @@ def rows(shown: Sequence[BatchReport]) -> list[tuple[str, list[str]]]:
 def headline(report: RunReport) -> str:
     """What the run has come to."""
     t = report.totals
+    when = f"in {seconds(t.wall_s)}" if t.wall_s else "so far, no batch is complete yet"
     return (
         f"{t.groups_trained} groups trained, {t.groups_filtered} filtered, "
-        f"{t.groups_open} open; {t.trajectories} trajectories in {seconds(t.wall_s)}"
+        f"{t.groups_open} open; {t.trajectories} trajectories {when}"
     )
 
 
@@ -82,6 +83,26 @@ def failures(shown: Sequence[BatchReport]) -> list[str]:
         for p in b.trained.publications
         if p.error
     ]
+
+
+def named(shown: Sequence[BatchReport]) -> list[str]:
+    """Per batch the episodes to look at, as `muster replay` and `muster explain` take them."""
+    found: list[str] = []
+    for b in shown:
+        slow = ", ".join(f"{e.id} ({seconds(e.took_s)}, {e.ended})" for e in b.slowest)
+        known = {e.id for e in b.slowest}
+        failed = ", ".join(f"{e.id} ({e.ended})" for e in b.failed if e.id not in known)
+        found += [f"batch {b.step}, slowest: {slow}"] if slow else []
+        found += [f"batch {b.step}, failed too: {failed}"] if failed else []
+    if found:
+        found.append("`muster explain EPISODE` tells what one did, `muster replay` runs it again")
+    return found
+
+
+def legend(shown: Sequence[BatchReport]) -> list[str]:
+    """What a word of the table means, where it stands there."""
+    cold = "cold: counted from the submission: the trainer had asked before it, or it is the first"
+    return [cold] if any(b.cold for b in shown) else []
 
 
 def bottleneck_parts(report: RunReport) -> tuple[str, str]:

@@ -13,7 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.figures import BatchReport, RunReport
-from muster.report_rows import bottleneck_parts, failures, headline, lines, rows
+from muster.report_rows import (
+    bottleneck_parts,
+    failures,
+    headline,
+    legend,
+    lines,
+    named,
+    rows,
+)
 from muster.view import safe
 
 COLUMNS_MAX = 3
@@ -26,7 +34,8 @@ def render(report: RunReport) -> RenderableType:
     head = (safe(f"run {report.run}").plain, "bold")
     parts: list[RenderableType] = [Text.assemble(head, f": {headline(report)}")]
     if shown:
-        parts += [_batches(shown), *[safe(line, 400) for line in failures(shown)]]
+        parts += [_batches(shown), *[safe(line, 400) for line in legend(shown)]]
+        parts += [safe(line, 600) for line in (*failures(shown), *named(shown))]
         left_out = len(report.batches) - len(shown)
         if left_out:
             parts.append(

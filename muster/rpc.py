@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from muster import errors, telemetry
 
 MESSAGE_BYTES_MAX = 64 << 20
+_PORT_MAX = 65_535
 _DETAIL = "muster-error-bin"
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -60,6 +62,18 @@ class RpcServer:
         await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
+def check_address(address: str, *, field: str) -> None:
+    """Raise InvalidInput when it is neither HOST:PORT, [IPV6]:PORT nor unix:PATH."""
+    found = re.fullmatch(r"unix:.+|(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):(\d{1,5})", address)
+    if not found or int(found[1] or 0) > _PORT_MAX:
+        raise errors.InvalidInput(
+            "not an address",
+            field=field,
+            value=address,
+            way_out="write HOST:PORT (port 0: the system chooses), or unix:PATH",
+        )
+
+
 class Listener:
     """A bound address that serves nothing yet: taken before an owner fences its predecessor.
 
@@ -67,6 +81,7 @@ class Listener:
     """
 
     def __init__(self, listen: str, *, auth: Authenticator | None = None, field: str = "listen"):
+        check_address(listen, field=field)
         self._server = grpc.aio.server(interceptors=[_Guard(auth or OpenDoor())], options=_OPTIONS)
         try:
             port = self._server.add_insecure_port(listen)

@@ -117,6 +117,14 @@ class RunIndex:
                 held[group].append(step)
         return held
 
+    def brought_back(self, fate: FateOf, step: int) -> bool:
+        """The group was filtered while the record of its batch was lost; then a trainer brought
+        that batch, which is older than the fate. The group keeps it (docs/adr/0006)."""
+        if fate.fate is not Fate.FILTERED:
+            return False
+        first, told = (self.frozen.get(step) or self.trained[step])[0], order(fate.at)
+        return told < order(first.at) and first.asked_unix_s < told[0] / 1000
+
     def batch(self, step: int) -> Batch:
         """The record of a step that says most: trained if there is one."""
         return (self.trained.get(step) or self.frozen[step])[-1]

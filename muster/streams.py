@@ -11,7 +11,7 @@ Keys, all under the hash tag {run}: `m:{run}:events|outcomes|versions|fates|batc
 counted), `m:{run}:seen:SCOPE` (hashes of dedupe fields; that of a group goes when the group is
 retired), `m:{run}:p:EPISODE.TURN` (tokens), `m:{run}:o:EPISODE.TURN` (output of a step),
 `m:{run}:task:DIGEST` (task packages), `m:{run}:totals:JOB` (what retired groups add up to),
-`m:{run}:retired:JOB` (one bit per retired group).
+`m:{run}:retired:JOB` (one bit per retired group), `m:{run}:read:ROLE` (how far a role has read).
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 
 from muster import telemetry
-from muster.errors import Fenced
-from muster.redis_link import RESERVE, STRICT
+from muster.errors import Fenced, Refused
+from muster.redis_link import RESERVE, STRICT, on_disk
 from muster.redis_link import connect as connect
 from muster.redis_link import reaching_redis as reaching_redis
 from muster.types import Value
 from muster.v1 import events_pb2 as ev
 
+_log = telemetry.logger("muster.streams")
 STREAMS = ("events", "outcomes", "versions", "fates", "batches", "jobs")
 DEAD = "dead"  # entries that could not be read, with the reason
 
@@ -43,31 +45,41 @@ if ARGV[1] ~= "" then
 end
 """
 
-# KEYS: epoch key, then per entry its stream and its dedupe hash, then the payload keys.
-# ARGV: epoch, entries n, then n times (dedupe field, field that must be there already or "",
-# number of fields, fields...), then one value per payload key.
-# Answers {"OK", id or "" per entry}.
+# KEYS: epoch key, then per entry its stream, its dedupe hash and its bits, then the payload keys.
+# ARGV: epoch, entries n, then n times (dedupe field, field that must be there already or "", bit
+# that must not be set or "", number of fields, fields...), then one value per payload key.
+# Answers {"OK" or "CLOSED", id or "" per entry}, or {"GONE", dedupe field} when a bit is set.
+# Payloads go with their entries: what stands already keeps the payload that it came with.
 _APPEND = (
     _FENCE
     + """
-local n, at, answer = tonumber(ARGV[2]), 3, {"OK"}
+local n, at, answer, new = tonumber(ARGV[2]), 3, {"OK"}, false
 for i = 1, n do
-  local stream, seen = KEYS[2 * i], KEYS[2 * i + 1]
-  local field, needs, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  local bit = ARGV[at + 2]
+  if bit ~= "" and redis.call("GETBIT", KEYS[3 * i + 1], bit) == 1 then
+    return {"GONE", ARGV[at]}
+  end
+  at = at + 4 + tonumber(ARGV[at + 3])
+end
+at = 3
+for i = 1, n do
+  local stream, seen = KEYS[3 * i - 1], KEYS[3 * i]
+  local field, needs, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 3])
   local entry = {}
-  for j = 1, count do entry[j] = ARGV[at + 2 + j] end
-  at = at + 3 + count
+  for j = 1, count do entry[j] = ARGV[at + 3 + j] end
+  at = at + 4 + count
   answer[i + 1] = ""
   if needs == "" or redis.call("HEXISTS", seen, needs) == 1 then
     if redis.call("HSETNX", seen, field, "1") == 1 then
       answer[i + 1] = redis.call("XADD", stream, "*", unpack(entry))
+      new = true
     end
   else
     answer[1] = "CLOSED"
   end
 end
-if answer[1] == "OK" then
-  for i = 2 * n + 2, #KEYS do
+if answer[1] == "OK" and (new or n == 0) then
+  for i = 3 * n + 2, #KEYS do
     redis.call("SET", KEYS[i], ARGV[at])
     at = at + 1
   end
@@ -92,12 +104,34 @@ return {"OK", "1"}
 """
 )
 
-# KEYS: epoch key, stream. ARGV: epoch, first id to keep. Answers {"OK", entries that went}.
+# KEYS: epoch key, stream, its dedupe hash. ARGV: epoch, first id to keep, then the dedupe fields
+# that go too. Answers {"OK", entries that went}.
 _TRIM = (
     RESERVE
     + _FENCE
     + """
+for i = 3, #ARGV do redis.call("HDEL", KEYS[3], ARGV[i]) end
 return {"OK", tostring(redis.call("XTRIM", KEYS[2], "MINID", ARGV[2]))}
+"""
+)
+
+# KEYS: epoch key, then what goes. ARGV: epoch.
+_DROP = (
+    RESERVE
+    + _FENCE
+    + """
+for i = 2, #KEYS do redis.call("UNLINK", KEYS[i]) end
+return {"OK"}
+"""
+)
+
+# KEYS: epoch key, the reader's hash. ARGV: epoch, then pairs (stream, newest id read).
+_MARK_READ = (
+    RESERVE
+    + _FENCE
+    + """
+for i = 2, #ARGV, 2 do redis.call("HSET", KEYS[2], ARGV[i], ARGV[i + 1]) end
+return {"OK"}
 """
 )
 
@@ -108,7 +142,9 @@ class StreamEntry(Value, frozen=True):
     """One message to append. `dedupe` within `scope` is written at most once.
 
     `needs`: the dedupe field of the same scope that must have been written before, else nothing
-    is (a group that was retired takes no late entry).
+    is (a group that was retired takes no late entry). `unless_bit`: the parts of the name of a bit
+    field and a bit there: while it is set, the whole call is refused (such a group is not opened
+    again).
     """
 
     stream: str
@@ -117,6 +153,7 @@ class StreamEntry(Value, frozen=True):
     data: bytes
     plain: tuple[tuple[str, str], ...] = ()
     needs: str = ""
+    unless_bit: tuple[tuple[str, ...], int] | None = None
 
 
 class Received(Value, frozen=True):
@@ -138,6 +175,8 @@ class RunStreams:
         self._append = client.register_script(flags + _APPEND)
         self._retire = client.register_script(_RETIRE)
         self._trim = client.register_script(_TRIM)
+        self._drop = client.register_script(_DROP)
+        self._mark_read = client.register_script(_MARK_READ)
 
     def key(self, *parts: str) -> str:
         """Full name of a key of this run."""
@@ -146,9 +185,10 @@ class RunStreams:
     async def append(
         self, entries: Sequence[StreamEntry], payloads: Mapping[str, bytes] | None = None
     ) -> list[bool]:
-        """Write all entries and payloads in one step; True where an entry was new.
+        """Write all entries in one step, with the payloads when one is new; True where it was.
 
-        Raises Fenced for a former owner, Unavailable when Redis does not answer.
+        Raises Fenced for a former owner, Refused when an entry's `unless_bit` is set, Unavailable
+        when Redis does not answer.
         """
         payloads = payloads or {}
         trace = telemetry.traceparent()
@@ -158,11 +198,13 @@ class RunStreams:
             str(len(entries)),
         ]
         for entry in entries:
-            keys += [self.key(entry.stream), self.key("seen", entry.scope)]
+            seen = self.key("seen", entry.scope)
+            field, bit = entry.unless_bit or ((), "")
+            keys += [self.key(entry.stream), seen, self.key(*field) if field else seen]
             fields: list[bytes | str] = ["d", entry.data]
             fields += [part for pair in entry.plain for part in pair]
             fields += ["traceparent", trace] if trace else []
-            args += [entry.dedupe, entry.needs, str(len(fields)), *fields]
+            args += [entry.dedupe, entry.needs, str(bit), str(len(fields)), *fields]
         keys += list(payloads)
         args += list(payloads.values())
         with reaching_redis():
@@ -191,12 +233,36 @@ class RunStreams:
             answer = self._unfenced(await self._retire(keys=keys, args=args))
         return bool(answer[0] == b"1")
 
-    async def trim(self, stream: str, first_kept: str) -> int:
-        """Drop every entry below an id; how many went. Raises as `append` does."""
-        keys = [self.key("epoch", self._role), self.key(stream)]
+    async def trim(self, stream: str, first_kept: str, forget: Sequence[str] = ()) -> int:
+        """Drop every entry below an id; how many went. Raises as `append` does.
+
+        `forget`: dedupe fields, in the scope named as the stream, that go with them.
+        """
+        keys = [self.key("epoch", self._role), self.key(stream), self.key("seen", stream)]
         with reaching_redis():
-            answer = self._unfenced(await self._trim(keys=keys, args=[self._fence, first_kept]))
+            args = [self._fence, first_kept, *forget]
+            answer = self._unfenced(await self._trim(keys=keys, args=args))
         return int(answer[0])
+
+    async def drop(self, payloads: Sequence[str]) -> None:
+        """Delete payload keys. Raises as `append` does."""
+        with reaching_redis():
+            keys = [self.key("epoch", self._role), *payloads]
+            self._unfenced(await self._drop(keys=keys, args=[self._fence]))
+
+    async def mark_read(self, positions: Mapping[str, str]) -> None:
+        """Say how far this role has read streams (stream → id): nothing beyond is trimmed."""
+        with reaching_redis():
+            keys = [self.key("epoch", self._role), self.key("read", self._role)]
+            args = [self._fence, *(part for pair in positions.items() for part in pair)]
+            self._unfenced(await self._mark_read(keys=keys, args=args))
+
+    async def read_by(self, role: str) -> dict[str, str]:
+        """What that role said with `mark_read`; nothing before it did."""
+        found: Any = {}
+        with reaching_redis():
+            found = await self._redis.hgetall(self.key("read", role))
+        return {stream.decode(): id_.decode() for stream, id_ in found.items()}
 
     @property
     def _fence(self) -> str:
@@ -210,6 +276,13 @@ class RunStreams:
                 field=f"epoch of {self._role}",
                 value=self._epoch,
                 way_out=f"stop: epoch {answer[1].decode()} is in charge",
+            )
+        if answer[0] == b"GONE":
+            raise Refused(
+                "it is over, and was counted and deleted, while it was being opened again",
+                field="dedupe",
+                value=answer[1].decode(),
+                way_out="stop, start again and read what is there",
             )
         return answer[1:]
 
@@ -259,17 +332,11 @@ class RunStreams:
 
 
 async def next_epoch(client: Redis, run: str, role: str) -> int:
-    """Take over `role`: every former owner is fenced from now on."""
-    with reaching_redis():
-        take = client.register_script(_NEXT_EPOCH)
-        return int(await take(keys=[f"m:{{{run}}}:epoch:{role}"]))
+    """Take over `role`: every former owner is fenced from now on.
 
-
-async def append_version(client: Redis, run: str, record: ev.PolicyVersionRecord) -> None:
-    """Append a version record; equal (version, stage) pairs are written once."""
-    dedupe = f"{record.version}/{record.stage}"
-    entry = StreamEntry("versions", "versions", dedupe, record.SerializeToString())
-    await RunStreams(client, run).append([entry])
+    On disk where the server can tell: a power cut must not let the same number be given again.
+    """
+    return int(await on_disk(client, _NEXT_EPOCH, [f"m:{{{run}}}:epoch:{role}"], []))
 
 
 async def latest_version(
@@ -278,7 +345,24 @@ async def latest_version(
     """The newest record of that stage, None before the first."""
     newest = None
     for message in await RunStreams(client, run).read_all("versions"):
-        record = ev.PolicyVersionRecord.FromString(message.data)
-        if record.stage == stage and (newest is None or record.version >= newest.version):
-            newest = record
+        record = version_record(message)
+        if record and record.stage == stage:
+            if newest is None or record.version >= newest.version:
+                newest = record
     return newest
+
+
+def version_record(message: Received) -> ev.PolicyVersionRecord | None:
+    """What an entry of `versions` says; None, and a line in the log, when no trainer wrote it.
+
+    The bank and the router put such an entry among the dead letters; nobody stops because of it.
+    """
+    try:
+        record = ev.PolicyVersionRecord.FromString(message.data)
+        if record.stage != ev.VERSION_STAGE_UNSPECIFIED:
+            return record
+        reason = "it has no stage"
+    except DecodeError as error:
+        reason = str(error)
+    _log.error("entry %s of stream versions is left out: %s", message.id, reason)
+    return None

@@ -20,6 +20,7 @@ from muster.supervise.health import Health
 from muster.supervise.plan import STANDBYS, Service, environment
 from muster.supervise.processes import Processes
 from muster.supervise.state import Claim, write_router_address
+from muster.tasks import end
 from muster.types import Value
 
 _TICK_S = 0.1
@@ -82,8 +83,7 @@ class Supervisor:
                 if work:
                     self._work = tasks.create_task(self._run_work(work), name="supervisor-work")
                 finish = await self._loop(tasks)
-                for task in (*timers, *self._watches.values()):
-                    task.cancel()
+                await end(*timers, *self._watches.values())
                 self._cancel_work()
         finally:
             for number in numbers:
@@ -124,7 +124,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             probe = tasks.create_task(self._probe(service, pid), name=f"probe-{name}")
             status, line = await self._processes.ended(name)
-            probe.cancel()
+            await end(probe)  # one cancel may be lost in its call to Redis: then for ever
         await self._inbox.put(machine.Exited(name, status, line))
         if service.kind in STANDBYS and pid is not None:
             await self._health.buried(service.kind, pid)

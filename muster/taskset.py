@@ -301,9 +301,12 @@ def _of_split(tasks: list[Task], split: str) -> list[Task]:
 def _first_seed(seed: int, split: str, rounds: int) -> int:
     """Where the rounds begin; evaluation and training never share a seed."""
     held_out = instances.EVAL_SEEDS
+    if seed < 0:
+        way_out = "count from 0"
+        raise InvalidInput("not a seed", field="instances", value=seed, way_out=way_out)
     if split == "eval" and seed < held_out:
         seed += held_out
-    if seed < 0 or (split not in ("eval", "all") and seed + rounds > held_out):
+    if split not in ("eval", "all") and seed + rounds > held_out:
         problem = f"seeds from {held_out} on are held out for evaluation"
         way_out = f"choose 0 to {held_out - rounds}, or --split eval"
         raise InvalidInput(problem, field="seed", value=seed, way_out=way_out)

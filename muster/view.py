@@ -6,8 +6,10 @@ and without markup; where no terminal is, nothing is wrapped or cut to a width.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING
 
 from rich.text import Text
@@ -33,6 +35,29 @@ def safe(text: str, width: int = 200) -> Text:
     """One line of untrusted text; what does not fit is replaced by an ellipsis."""
     line = " ".join(clean(text, longest=4 * width).split())
     return Text(line if len(line) <= width else line[: width - 1] + "…")
+
+
+def fitted(lines: Iterable[str], columns: int | None = None) -> list[str]:
+    """Broken between words at the terminal's width (or `columns`), the rest indented; as they are
+    where no terminal is. Lines to be copied ("next: …") stay whole."""
+    if columns is None:
+        if not sys.stdout.isatty():
+            return list(lines)
+        columns = shutil.get_terminal_size().columns
+    return [part for line in lines for part in _broken(line, columns)]
+
+
+def _broken(line: str, columns: int) -> list[str]:
+    if len(line) <= columns or line.startswith("next: "):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line,
+        max(columns, 20),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def counted(counts: Mapping[str, int]) -> str:

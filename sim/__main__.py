@@ -78,7 +78,11 @@ def _parsed() -> Arguments:
     add("--jobs", type=int, default=1, help="processes")
     add("--rough", action="store_true", help="with faults (this is the default)")
     add("--calm", action="store_true", help="without faults")
-    add("--everysec", action="store_true", help="power cuts may lose the store's last second")
+    add(
+        "--everysec",
+        action="store_true",
+        help="power cuts may lose the store's last second in each seed, not only in every fourth",
+    )
     add("--lag", type=int, help="lag_max of the router")
     add("--checkpoint-every", type=int, help="steps between checkpoints")
     add("--until-first", action="store_true", help="stop at the first violation")
@@ -110,6 +114,7 @@ def _options(arguments: Arguments) -> str:
 
 def _one(arguments: Arguments, model: Model) -> int:
     assert arguments.seed is not None
+    model = search.of_seed(arguments.seed, model)
     faults = faults_of(arguments.seed, model)
     if arguments.list:
         for number, fault in enumerate(faults):
@@ -143,7 +148,7 @@ def _show(lines: deque[Line], arguments: Arguments) -> None:
 
 def _tell_shrunk(seed: int, model: Model, arguments: Arguments) -> None:
     kept, result = search.shrink(seed, model)
-    faults = faults_of(seed, model)
+    faults = faults_of(seed, search.of_seed(seed, model))
     sys.stdout.write(f"\nseed {seed} shrinks to {len(kept)} of {len(faults)} faults:\n")
     for number in kept:
         sys.stdout.write(f"  {number}: {faults[number]}\n")

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import zstandard
-
 from muster import codec
 from muster.errors import Fenced, Refused, Unavailable
 from muster.streams import Received
@@ -22,12 +20,13 @@ from muster.v1 import readybank_pb2 as rb
 from services.readybank import events as e
 from services.readybank import explain
 from services.readybank.adapters import feed
+from services.readybank.adapters.freezing import freeze
 from services.readybank.machine import BankMachine
 from sim.led import Led, Shared
 from sim.models import Model
 from sim.net import Respond
 from sim.retire import Retirer
-from sim.streams import RUN, ModelStreams, at_once
+from sim.streams import RUN, Effect, ModelStreams, at_once
 
 FIRST = ("versions", "jobs")
 THEN = ("events", "outcomes")
@@ -40,11 +39,12 @@ class Bank(Led):
         super().__init__(shared, name, "readybank")
         self.model, self._make = model, machine
         self.machine: BankMachine | None = None
+        self.serves = False  # it has read what there is
         self._calls: dict[str, Respond] = {}
         self.stalls: list[tuple[float, str]] = []
 
     def died(self) -> None:
-        self.machine = None
+        self.machine, self.serves = None, False
         self.epoch = 0
         self._calls = {}
 
@@ -56,23 +56,29 @@ class Bank(Led):
         self.machine = self._make(rules)
         self.streams = ModelStreams(self.store, role="readybank", epoch=self.epoch)
         self.retirer = Retirer(self, self.streams)
-        self.patiently("recover", lambda: None, lambda _: self._recover())
+        self.stubbornly(self._recover(), lambda _: self._recovered(), "recover")
 
-    def _recover(self) -> None:
-        store = self.store
-        self.feed(e.TrainerEpochRestored(store.epoch("trainer")))
-        found = [m for stream in ("jobs", "events") for m in store.after(stream, "-")]
-        for event in self.retirer.restored(sorted({feed.job_of(m) for m in found} - {""})):
+    async def _recover(self) -> None:
+        """BankDriver.recover: each read is a call of its own."""
+        newest = await Effect("get", lambda: self.store.epoch("trainer"))
+        self.feed(e.TrainerEpochRestored(newest))
+        found = {stream: await self.streams.read_all(stream) for stream in (*THEN, *FIRST)}
+        jobs = {feed.job_of(m) for stream in ("jobs", "events") for m in found[stream]} - {""}
+        for event in await self.retirer.clearing.restored(sorted(jobs)):
             self.feed(event)
-        records = [feed.batch_record(m) for m in store.after("batches", "-")]
+        records = [feed.batch_record(m) for m in await self.streams.read_all("batches")]
         for batch in feed.restored_batches(records):
             self.feed(batch)
-        for message in store.after("fates", "-"):
+        for message in await self.streams.read_all("fates"):
             self.feed(feed.restored_fate(message))
         for stream in (*FIRST, *THEN):
-            self._take_in(store.after(stream, "-"))
+            self._take_in(found[stream])
             self._read.setdefault(stream, "0")
         self.feed(e.RecoveryEnded())
+
+    def _recovered(self) -> None:
+        self.serves = True
+        self.shared.announce(self)
         self._tail()
         self.every(1.0, lambda: self.feed(e.Tick()))
 
@@ -95,14 +101,7 @@ class Bank(Led):
             else:
                 self.soon(0.5, self._tail)
 
-        self.net.call(
-            self,
-            self.shared.server,
-            "tail",
-            lambda respond: self.store.when_news(positions, lambda: respond(None)),
-            heard,
-            5.0,
-        )
+        self.news(positions, heard)
 
     def told(self) -> str:
         """What it says it waits for."""
@@ -122,7 +121,7 @@ class Bank(Led):
         self, kind: str, event: Callable[[str], e.BankEvent], respond: Respond, deadline_s: float
     ) -> None:
         """What the gRPC server does; after its deadline nobody listens any more."""
-        if self.machine is None:
+        if not self.serves:
             respond(Unavailable("this bank stands by"))
             return
         self._number += 1
@@ -171,8 +170,9 @@ class Bank(Led):
 
     def _execute(self, command: e.BankCommand) -> None:
         if isinstance(command, e.WriteFrozen):
-            frozen = [feed.frozen_entry(RUN, command.batch)]
-            self._write("WriteFrozen", frozen, e.BatchFrozen(command.batch.step))
+            work = partial(freeze, self.streams, feed.frozen_entry(RUN, command.batch))  # type: ignore[arg-type]
+            frozen = e.BatchFrozen(command.batch.step)
+            self.patiently_slowly(work, lambda _: self.feed(frozen), "WriteFrozen")
         elif isinstance(command, e.WriteTrained):
             entries = feed.trained_entries(RUN, command.batch, command.fates)
             self._write("WriteTrained", entries, e.BatchTrained(command.batch.step))
@@ -209,6 +209,5 @@ def _part(
     ):
         if data is None:
             raise Refused("the tokens of a turn are gone", field="payload_key", value=name)
-        turn = ev.TurnPayload.FromString(zstandard.decompress(data))
-        part.trajectory.segments.extend(turn.segments)
+        part.trajectory.turns.add(key=name, payload=data)
     return part

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from muster.errors import Exhausted, Fenced, MusterError, NotFound, Unavailable
+from msgspec.structs import replace
+
+from muster.errors import Exhausted, Fenced, MusterError, Unavailable
+from muster.replay import output_text
 from muster.types import EpisodeKey, Segment
-from services.router import chat
+from services.inference.replica import STATE_FIELD
 from services.router import events as e
-from services.router.adapters.reach import InFlight, loss_of, reached
+from services.router.adapters.clocks import Clocks
+from services.router.adapters.reach import DiedInFlight, died, loss_of, reached
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import Conversation
 from services.sandbox.ledger import StepRecord
@@ -36,9 +40,11 @@ _CLAIM_S = 5.0
 class Calls:
     """Of one router incarnation. `durations` tells how long a task's step takes."""
 
-    def __init__(self, router: Led, model: Model, task_of: Callable[[str], str]):
+    def __init__(self, router: Led, model: Model, task_of: Callable[[str], str], tell: Tell):
+        self.tell = tell
         self.router, self.net, self.shared = router, router.net, router.shared
         self.model, self._task_of = model, task_of
+        self.clocks = Clocks(router.wall, lambda: router.world.now)
         self.usage: dict[str, TurnUsage] = {}
         self.conversations: dict[str, Conversation] = {}
 
@@ -75,7 +81,7 @@ class Calls:
         return isinstance(found, Fenced)
 
     def claim(self, name: str, run: str, epoch: int, hear: Callable[[bool], None]) -> None:
-        """Make a peer refuse every older owner."""
+        """Make a peer refuse every older owner; hear of the boxes that live there."""
         peer = self._peer(name)
 
         def serve(respond: Callable[[Any], None]) -> None:
@@ -85,8 +91,15 @@ class Calls:
                 peer.claim(epoch, respond)
 
         def heard(found: Any) -> None:
-            if not self._fenced(found):
-                hear(not isinstance(found, MusterError))
+            if self._fenced(found):
+                return
+            hear(not isinstance(found, MusterError))
+            if isinstance(found, dict):
+                boxes = [
+                    e.Living(replace(key, owner_epoch=epoch), box, key.owner_epoch)
+                    for box, key in found.items()
+                ]
+                self.tell(e.BoxesFound(name, tuple(boxes)))
 
         op = "ClaimHost" if isinstance(peer, Host) else "ClaimReplica"
         self.net.call(self.router, peer, op, serve, heard, _CLAIM_S)
@@ -104,21 +117,23 @@ class Calls:
         if min(command.max_tokens, command.context_max - len(context)) <= 0:
             tell(e.ContextFull(command.episode, command.turn))
             return
-        start, replica = self.router.wall(), self._peer(command.replica)
+        (start, end), replica = self.clocks.start(), self._peer(command.replica)
         assert isinstance(replica, Replica)
 
         def heard(found: Any) -> None:
             if self._fenced(found):
                 return
             if not isinstance(found, Sample):
-                why = str(found)
-                tell(e.GenerateFailed(command.episode, command.turn, command.replica, why))
+                at = (command.episode, command.turn, command.replica)
+                full = isinstance(found, Exhausted) or found.field == STATE_FIELD
+                tell(e.GenerateFailed(*at, str(found), full=full))
                 return
             segment = found.segment
             text = conversation.reply(segment.token_ids, segment.logprobs, segment.spans)
             sampled = len(segment.token_ids)
             usage = TurnUsage(len(context), sampled, 0, segment.spans)
-            self.usage[command.episode.id] = usage
+            if self.conversations.get(command.episode.id) is conversation:
+                self.usage[command.episode.id] = usage
             tell(
                 e.Generated(
                     episode=command.episode,
@@ -130,7 +145,7 @@ class Calls:
                     start_unix_s=start,
                     queue_s=0.0,
                     prefill_s=0.0,
-                    end_unix_s=self.router.wall(),
+                    end_unix_s=end(),
                 )
             )
 
@@ -147,7 +162,7 @@ class Calls:
     # sandbox
 
     def acquire(self, command: e.AcquireBox, tell: Tell) -> None:
-        start, host = self.router.wall(), self._peer(command.host)
+        (start, end), host = self.clocks.start(), self._peer(command.host)
         assert isinstance(host, Host)
 
         def heard(found: Any) -> None:
@@ -157,8 +172,7 @@ class Calls:
                 retryable = isinstance(found, Unavailable | Exhausted)
                 tell(e.BoxRefused(command.episode, command.host, str(found), retryable))
                 return
-            end = self.router.wall()
-            tell(e.BoxAcquired(command.episode, command.host, found, start, end))
+            tell(e.BoxAcquired(command.episode, command.host, found, start, end()))
 
         self.net.call(
             self.router,
@@ -178,8 +192,8 @@ class Calls:
                 return
 
             def second(again: Any) -> None:
-                if isinstance(again, Unavailable | NotFound) and reached(found):
-                    hear(InFlight(f"{found}; then: {again}"))
+                if isinstance(again, Unavailable) and reached(found) and died(again):
+                    hear(DiedInFlight(f"{found}; then: {again}"))
                 else:
                     hear(again)
 
@@ -189,7 +203,7 @@ class Calls:
         self.net.call(self.router, host, op, serve, first, seconds)
 
     def exec(self, command: e.Exec, tell: Tell) -> None:
-        start, host = self.router.wall(), self._peer(command.host)
+        (start, end), host = self.clocks.start(), self._peer(command.host)
         assert isinstance(host, Host)
         seconds = self._seconds(command)
 
@@ -214,16 +228,17 @@ class Calls:
                     limit=record.limit,
                     wall_s=seen.wall_s,
                     cpu_s=seen.cpu_s,
-                    output=chat.output_text(seen.head, seen.tail, len(seen.head)),
+                    output=output_text(seen.head, seen.tail, len(seen.head)),
                     box_broken=bool(seen.broken),
                     start_unix_s=start,
-                    end_unix_s=self.router.wall(),
+                    end_unix_s=end(),
                     repeated=found[1],
                     box=command.box,
                 )
             )
 
-        at = (command.episode, command.box, command.turn, command.command, seconds)
+        call = (command.turn, command.command, seconds, command.after)
+        at = (command.episode, command.box, *call)
         self._twice(
             "Exec",
             host,
@@ -241,7 +256,7 @@ class Calls:
         return min(self.router.world.spread("step", model.step_s), longest)
 
     def verify(self, command: e.Verify, tell: Tell) -> None:
-        start, host = self.router.wall(), self._peer(command.host)
+        (start, end), host = self.clocks.start(), self._peer(command.host)
         assert isinstance(host, Host)
 
         def heard(found: Any) -> None:
@@ -250,18 +265,14 @@ class Calls:
             if isinstance(found, MusterError):
                 tell(e.VerifyFailed(command.episode, str(found), loss=loss_of(found)))
                 return
-            end = self.router.wall()
-            tell(
-                e.VerdictGiven(
-                    command.episode, found.status, found.reward, found.detail, start, end
-                )
-            )
+            verdict = (found.status, found.reward, found.detail)
+            tell(e.VerdictGiven(command.episode, *verdict, start, end()))
 
         self.net.call(
             self.router,
             host,
             "Verify",
-            lambda respond: host.verify(command.episode, command.box, respond),
+            lambda respond: host.verify(command.episode, command.box, command.after, respond),
             heard,
             command.timeout_s + _SLACK_S,
         )

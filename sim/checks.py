@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
 from muster import codec
 from muster.streams import Received, StreamEntry
 from muster.types import Fate, Outcome, OutcomeLabel
+from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from sim.box import DumbBox
 from sim.host import Host
@@ -90,6 +92,7 @@ class Checks:
         self.gaps = True
         retired, known = self.facts.retired, len(self.problems)
         self.facts = Facts(retired=retired)
+        self.shared.truth.finished.clear()
         live = [m for stream in self.shared.store.streams.values() for m in stream]
         kept = {(m.stream, m.id): m for m in (*self.shared.archive, *live)}
         for stream in ("versions", "events", "outcomes", "batches", "fates"):
@@ -151,6 +154,8 @@ class Checks:
         before = attempts.get(number - 1)
         if number > self.model.repairs_max:
             self.problems.append(f"12: {where} is attempt {number}")
+        if self.gaps and before is not None and before.turns_total != len(before.turns):
+            return  # a power cut took a turn of it: nobody can train on that
         if number and (before is None or before.label is None or before.label.outcome.valid):
             self.problems.append(f"1: {where} begins though attempt {number - 1} was not lost")
 
@@ -173,6 +178,7 @@ class Checks:
     def _of_attempt(
         self, where: str, kind: str | None, attempt: Attempt, event: ev.TrajectoryEvent
     ) -> None:
+        self._intervals(where, getattr(event, kind or "turn_finished"))
         if kind == "turn_finished":
             self._turn(where, attempt, event.turn_finished)
         elif kind == "turn_intended":
@@ -192,11 +198,20 @@ class Checks:
             if attempt.turns_total != len(attempt.turns) and not self.gaps:
                 self.problems.append(f"1: {where} has {len(attempt.turns)} turns")
 
+    def _intervals(self, where: str, message: Any) -> None:
+        """A clock that jumps makes none shorter than nothing or longer than the world."""
+        for interval in getattr(message, "intervals", ()):
+            lasted = interval.end_unix_s - interval.start_unix_s
+            held = interval.state == pb.EPISODE_STATE_HOLD  # from one router to the next
+            if not held and not 0.0 <= lasted <= self.shared.world.now + 0.001:
+                self.problems.append(f"4: {where} has an interval of {lasted:.1f} s")
+
     def _turn(self, where: str, attempt: Attempt, turn: ev.TurnFinished) -> None:
         skipped = turn.turn != len(attempt.turns) and not self.gaps
         if turn.turn in attempt.turns or skipped:
             self.problems.append(f"2: {where} is there already, or out of order")
         attempt.turns[turn.turn] = turn
+        self.shared.truth.finished.add((where.partition(" ")[0], turn.turn))
         if not turn.command:
             return
         if turn.turn not in attempt.intents and not self.gaps:
@@ -216,12 +231,23 @@ class Checks:
             self.problems.append(f"2: {key.id} has two labels")
         attempt.label = label
         self.facts.labels[f"{label.outcome}/{label.cause}"] += 1
+        self._cause(key.id, label)
         rewards = self.rewards(key.id)
         if label.outcome is Outcome.MODEL_SUCCESS and 1.0 not in rewards:
             self.problems.append(f"4: {key.id} is a success that no verifier saw")
         judged = label.cause in ("not_passed", "budget_turns", "budget_tokens", "budget_time")
         if label.outcome is Outcome.MODEL_FAILURE and judged and label.reward not in rewards:
             self.problems.append(f"4: {key.id} is a failure that no verifier saw")
+
+    def _cause(self, episode: str, label: OutcomeLabel) -> None:
+        """What the label blames really happened."""
+        truth = self.shared.truth
+        acted = truth.acted[episode]
+        if label.cause in ("budget_time", "host_starved") and acted < self.model.episode_s:
+            self.problems.append(f"4: {episode} is {label.cause} and acted for {acted:.1f} s")
+        if label.cause == "command_kills_hosts" and truth.killed(episode) < 2:
+            died = truth.killed(episode)
+            self.problems.append(f"4: {episode} kills hosts, of which {died} died")
 
     def _fate(self, message: ev.GroupFate) -> None:
         fate = codec.fate_from_pb(message.fate)
@@ -247,10 +273,15 @@ class Checks:
     def _frozen(self, record: ev.BatchRecord) -> None:
         if len(record.members) != self.model.groups_per_batch:
             self.problems.append(f"2: step {record.step} has {len(record.members)} groups")
+        # What was trained stays trained: a trainer brings it though a power cut took its labels.
+        brought = self.gaps and any(c.step >= record.step for c in self.trainer.saved_ever)
         for member in record.members:
             where = f"{member.group} in step {record.step}"
             if member.group in self.facts.step_of:
                 self.problems.append(f"2: {where} is in step {self.facts.step_of[member.group]}")
+            if brought:
+                self.facts.step_of[member.group] = record.step
+                continue
             if member.group in self.facts.fates:
                 self.problems.append(f"2: {where} had its fate before")
             self.facts.step_of[member.group] = record.step

@@ -19,21 +19,22 @@ class ModelRedis:
         self._store = store
 
     async def get(self, key: str) -> bytes | None:
-        if ":epoch:" in key:
+        def do() -> bytes | None:
+            short = _short(key)
+            if short in self._store.bits:
+                return _bitmap(self._store.bits[short])
+            return self._store.values.get(key) or self._store.values.get(short)
 
-            def do() -> bytes | None:
-                return self._store.values.get(_short(key))
-
-            newest: bytes | None = await Effect("get", do)
-            return newest
-        short = _short(key)
-        if short in self._store.bits:
-            return _bitmap(self._store.bits[short])
-        return self._store.values.get(key) or self._store.values.get(short)
+        found: bytes | None = await Effect("get", do)
+        return found
 
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
-        found = self._store.hashes.get(_short(key), {})
-        return {k.encode(): v.encode() for k, v in found.items()}
+        def do() -> dict[bytes, bytes]:
+            found = self._store.hashes.get(_short(key), {})
+            return {k.encode(): v.encode() for k, v in found.items()}
+
+        found: dict[bytes, bytes] = await Effect("hgetall", do)
+        return found
 
     async def hget(self, key: str, name: str) -> bytes | None:
         return (await self.hgetall(key)).get(name.encode())
@@ -41,9 +42,13 @@ class ModelRedis:
     async def hset(
         self, key: str, name: str = "", value: object = "", mapping: Mapping[str, Any] | None = None
     ) -> None:
-        short = _short(key)
         told = dict(mapping or {}) | ({name: value} if name else {})
-        self._store.hashes.setdefault(short, {}).update({k: str(v) for k, v in told.items()})
+
+        def do() -> None:
+            known = self._store.hashes.setdefault(_short(key), {})
+            known.update({k: str(v) for k, v in told.items()})
+
+        await Effect("hset", do)
 
     async def hdel(self, key: str, *names: str) -> None:
         def do() -> None:
@@ -61,14 +66,20 @@ class ModelRedis:
         await Effect("unlink", do)
 
     async def xlen(self, key: str) -> int:
-        return len(self._store.after(_short(key), "-"))
+        found: int = await Effect("xlen", lambda: len(self._store.after(_short(key), "-")))
+        return found
 
     async def xrange(self, key: str, max: str = "+", count: int = 1000) -> list[Any]:
-        found = self._store.after(_short(key), "-")
-        if max != "+":
-            last = order(max.removeprefix("("))
-            found = [m for m in found if order(m.id) < last]
-        return [(m.id.encode(), {b"d": m.data}) for m in found[:count]]
+        def do() -> list[Any]:
+            found = self._store.after(_short(key), "-")
+            if max != "+":
+                last = order(max.removeprefix("("))
+                open_end = max.startswith("(")
+                found = [m for m in found if order(m.id) < last + (() if open_end else (0,))]
+            return [(m.id.encode(), {b"d": m.data}) for m in found[:count]]
+
+        page: list[Any] = await Effect("xrange", do)
+        return page
 
     def register_script(self, text: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         """The bank's mark is the only one."""

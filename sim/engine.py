@@ -2,22 +2,28 @@
 
 Owns: what was truly sampled. Promise: a reply depends on the context, the seed and the version
 alone; `sampled` remembers each, so that what is trained on can be held against it. A replica that
-starts again serves nothing until it has the newest published version. Does not cover: the real
-replica's states (services/inference).
+starts again has the newest durable version, and serves it when it is the published one; else it
+waits for the trainer. Does not cover: the real replica's states (services/inference).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
-from muster.errors import Fenced, Unavailable
+from muster.errors import Fenced, MusterError, Unavailable
 from muster.types import EpisodeKey, FinishReason, Segment, SegmentKind, VersionSpan
+from muster.v1 import events_pb2 as ev
 from sim.led import Shared
 from sim.models import Model
-from sim.net import Respond
+from sim.net import Respond, Serve
 from sim.process import Process
+from sim.streams import Store
 from sim.work import CODEC, fingerprint
+
+_NOT_SERVING = Unavailable("this replica waits for its weights", field="replica.state")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,16 @@ class Engines:
     def __init__(self) -> None:
         self.sampled: dict[tuple[bytes, tuple[int, ...]], list[Segment]] = {}
         self.served: set[int] = {0}
-        self.published = 0
+        self.on_disk: Callable[[int], bool] = lambda version: True  # there is a checkpoint of it
+        self.stale: Callable[[str], None] = lambda problem: None  # hears of replies of old weights
+
+    def newest(self, store: Store, stage: ev.VersionStage.ValueType) -> int | None:
+        """The newest version of a stage that the records name; a durable one must be there."""
+        records = (ev.PolicyVersionRecord.FromString(m.data) for m in store.after("versions", "-"))
+        found = [r.version for r in records if r.stage == stage]
+        if stage == ev.VERSION_STAGE_DURABLE:
+            found = [version for version in found if self.on_disk(version)]
+        return max(found, default=None)
 
 
 class Replica(Process):
@@ -45,12 +60,37 @@ class Replica(Process):
     def __init__(self, shared: Shared, name: str, model: Model, engines: Engines):
         super().__init__(shared.world, name, "inference")
         self.shared, self.model, self.engines = shared, model, engines
-        self.version: int | None = 0
+        self.version, self.serves, self._sent = 0, False, False
         self.owner_epoch = self.trainer_epoch = 0
 
     def boot(self) -> None:
-        self.version = 0 if self.engines.published == 0 else None
+        """As services/inference/__main__.py: the newest durable version that is there; then what
+        the others serve."""
+        self.version, self.serves, self._sent = 0, False, False
         self.owner_epoch = self.trainer_epoch = 0
+        self._least = self.engines.newest(self.shared.store, ev.VERSION_STAGE_PUBLISHED)
+
+        def loaded(found: Any) -> None:
+            self.version = found or 0
+            self._ask(ev.VERSION_STAGE_PUBLISHED, self._started)
+
+        self._ask(ev.VERSION_STAGE_DURABLE, loaded)
+
+    def _ask(self, stage: ev.VersionStage.ValueType, hear: Callable[[Any], None]) -> None:
+        """The newest version of a stage, None before the first; again while the store is away."""
+
+        def heard(found: Any) -> None:
+            if isinstance(found, MusterError):
+                self.soon(0.5, lambda: self._ask(stage, hear))
+            else:
+                hear(found)
+
+        shared = self.shared
+        serve: Serve = lambda respond: respond(self.engines.newest(shared.store, stage))  # noqa: E731
+        shared.net.call(self, shared.server, "versions", serve, heard, 5.0)
+
+    def _started(self, published: int | None) -> None:
+        self.serves = published in (None, self.version)
         self.shared.announce(self)
 
     def claim(self, epoch: int, respond: Respond) -> None:
@@ -68,17 +108,24 @@ class Replica(Process):
             respond(Fenced("a newer owner epoch has spoken"))
             return
         self.owner_epoch = key.owner_epoch
-        if self.version is None:
-            respond(Unavailable("this replica waits for its weights"))
+        if not self.serves:
+            respond(_NOT_SERVING)
             return
         first = self.version
         wait = self.world.spread("generate", self.model.generate_s)
-        self.soon(wait, lambda: respond(self._reply(context, seed, first)))
+        began = self.world.now
 
-    def _reply(self, context: tuple[int, ...], seed: int, first: int) -> Sample | Unavailable:
+        def reply() -> None:
+            # However long this replica was stopped meanwhile: its own clock tells it so.
+            self.shared.truth.acted[key.id] += self.world.now - began
+            respond(self._reply(context, seed, first))
+
+        self.soon(wait, reply)
+
+    def _reply(self, context: tuple[int, ...], seed: int, first: int) -> Sample:
         last = self.version
-        if last is None:
-            return Unavailable("this replica waits for its weights")
+        if not self._sent and self._least not in (None, last):
+            self.engines.stale(f"{self.name} began with {last}, and {self._least} was published")
         dice = crc32(f"{seed}/{last}".encode(), crc32(fingerprint(context)))
         text = self._text(dice)
         ids = (*CODEC.encode(text, special=False), 0)
@@ -112,7 +159,7 @@ class Replica(Process):
             respond(Fenced("a newer trainer has published"))
             return
         self.trainer_epoch = epoch
-        if self.version == version:
+        if self.version == version and self.serves:
             respond("served")
             return
 
@@ -120,9 +167,8 @@ class Replica(Process):
             if epoch < self.trainer_epoch:
                 respond(Fenced("a newer trainer has published"))
                 return
-            self.version = version
+            self.version, self.serves, self._sent = version, True, True
             self.engines.served.add(version)
-            self.engines.published = max(self.engines.published, version)
             respond(version)
 
         self.soon(self.world.spread("publish", self.model.publish_s), done)

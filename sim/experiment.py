@@ -14,6 +14,7 @@ from muster.types import Fate, Value
 from services.readybank.machine import BankMachine
 from services.router.machine import RouterMachine
 from sim.bank import Bank
+from sim.calls import Calls
 from sim.checks import Checks, Violation
 from sim.engine import Engines, Replica
 from sim.faults import Fault, draw
@@ -38,6 +39,8 @@ class Parts(Value, frozen=True):
 
     router: type[RouterMachine] = RouterMachine
     bank: type[BankMachine] = BankMachine
+    calls: type[Calls] = Calls
+    replica: type[Replica] = Replica
 
 
 class Result(Value, frozen=True):
@@ -74,15 +77,17 @@ class Bench:
         self.store = Store(self.world)
         self.server = Process(self.world, "store", "store")
         self.shared = Shared(self.world, self.net, self.store, self.server)
+        self.shared.keeps_all = not model.power_cuts
         ends = ("a", "b") if model.standbys else ("a",)
-        self.routers = [Router(self.shared, f"router-{n}", model, parts.router) for n in ends]
+        machines = (model, parts.router, parts.calls)
+        self.routers = [Router(self.shared, f"router-{n}", *machines) for n in ends]
         self.banks = [Bank(self.shared, f"readybank-{n}", model, parts.bank) for n in ends]
         self.trainer = Trainer(self.shared, "trainer-a", model)
         self.engines = Engines()
         self.hosts = [Host(self.shared, f"host-{n}", model) for n in range(model.hosts)]
         replicas = range(model.replicas)
         self.replicas = [
-            Replica(self.shared, f"replica-{n}", model, self.engines) for n in replicas
+            parts.replica(self.shared, f"replica-{n}", model, self.engines) for n in replicas
         ]
         self.checks = Checks(self.shared, model, self.trainer, self.hosts)
         self.leases = LeaseChecks(self.checks, self.engines)

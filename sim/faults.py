@@ -39,6 +39,7 @@ class Kind(StrEnum):
     BOXES_LOST = "boxes_lost"  # all of a host, which lives on
     STORE_RESTART = "store_restart"
     POWER_CUT = "power_cut"  # of the machine with the store, which loses up to a second (everysec)
+    STORE_POWER_CUT = "store_power_cut"  # the same, while the others live on
     ROLLBACK = "rollback"  # the trainer dies, and its newest checkpoint with it
 
 
@@ -52,6 +53,7 @@ ARMED = (
     Kind.LOST_REPLY,
     Kind.LIE,
 )
+POWER_CUTS = (Kind.POWER_CUT, Kind.STORE_POWER_CUT)
 WINDOWS = (Kind.DELAY, Kind.REORDER, Kind.PARTITION)
 ROLES = ("router", "readybank", "trainer", "sandbox", "inference")
 OPS: dict[str, tuple[str, ...]] = {
@@ -92,6 +94,12 @@ OPS: dict[str, tuple[str, ...]] = {
     "sandbox": ("AcquireBox", "Exec", "Verify", "ReleaseBox", "ClaimHost"),
     "inference": ("Generate", "Publish"),
 }
+PHASES = frozenset(  # calls by which an episode goes on
+    (
+        *("OpenGroup", "AcquireBox", "Generate", "RecordIntent", "Exec", "RecordTurn"),
+        *("RecordRestored", "Verify", "RecordEpisode"),
+    )
+)
 _CALLER = {
     Kind.KILL_BEFORE: ("router", "readybank", "trainer"),
     Kind.KILL_AFTER: ("router", "readybank", "trainer"),
@@ -150,7 +158,7 @@ _PAIRS = (
 def draw(seed: int, *, until_s: float, mean: float, power_cuts: bool = False) -> tuple[Fault, ...]:
     """About `mean` faults within `until_s`, in order of time."""
     rng = random.Random(f"{seed}/faults")
-    kinds = [k for k in Kind if power_cuts or k is not Kind.POWER_CUT]
+    kinds = [k for k in Kind if power_cuts or k not in POWER_CUTS]
     weights = [rng.choice((0.0, 0.2, 1.0, 1.0, 3.0)) for _ in kinds]
     if not any(weights):
         weights = [1.0] * len(kinds)

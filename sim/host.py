@@ -73,6 +73,8 @@ class Host(Process):
         self.every(0.5, lambda: self.feed(p.Ticked()))
 
     def died(self) -> None:
+        for held in self.boxes.values():
+            self.shared.truth.box_died(held.dumb, self.name)
         self.boxes = {}
 
     @property
@@ -112,14 +114,21 @@ class Host(Process):
             ask.callers.append((key, respond))
 
     def execute(
-        self, key: EpisodeKey, box: str, turn: int, command: str, seconds: float, respond: Respond
+        self,
+        key: EpisodeKey,
+        box: str,
+        turn: int,
+        command: str,
+        seconds: float,
+        after: int,
+        respond: Respond,
     ) -> None:
         found = self._find(key, box)
         if isinstance(found, MusterError):
             respond(found)
             return
         try:
-            decision = found.ledger.decide(turn, command)
+            decision = found.ledger.decide(turn, command, after, box)
         except MusterError as error:
             respond(error)
             return
@@ -131,10 +140,13 @@ class Host(Process):
             found.ledger.begin(turn, command)
             found.running = True
             if found.dumb.dead:
+                # Nobody can tell by now that it was dead before.
+                self.shared.truth.struck(found.dumb.episode, turn, self.name)
                 self.soon(0.01, lambda: self._stepped(found, None))
                 return
             code, text = found.dumb.run(turn, command, self.wall())
             self.on_run(found.dumb, turn)
+            self.shared.truth.acted[found.dumb.episode] += seconds
             evidence = Evidence(exit_code=code, wall_s=seconds, cpu_s=seconds, head=text)
             self.soon(seconds, lambda: self._stepped(found, evidence))
 
@@ -152,13 +164,23 @@ class Host(Process):
         for _, respond in waiting:
             respond(result)
 
-    def verify(self, key: EpisodeKey, box: str, respond: Respond) -> None:
+    def verify(self, key: EpisodeKey, box: str, after: int, respond: Respond) -> None:
         found = self._find(key, box)
         if isinstance(found, MusterError):
             respond(found)
             return
+        try:
+            found.ledger.check(after, box)
+        except MusterError as error:
+            respond(error)
+            return
         if found.running:
             respond(Refused("a step of this box is running", field="box", value=box))
+            return
+        try:
+            found.ledger.check(after, box)
+        except MusterError as error:
+            respond(error)
             return
         if found.untold is not None:
             told, found.untold = found.untold, None
@@ -194,7 +216,7 @@ class Host(Process):
     def claim(self, run: str, epoch: int, respond: Respond) -> None:
         """A router makes its epoch known."""
         if not self._fenced(run, epoch, p.Claimed(run, epoch), respond):
-            respond(True)
+            respond(self.pool.living(run))
 
     def _fenced(self, run: str, epoch: int, event: p.Event, respond: Respond) -> bool:
         self.feed(event)
@@ -254,7 +276,7 @@ class Host(Process):
             if held is None:
                 return
             self._forget(held.ask)
-            gone = _lost("the box was ended meanwhile")
+            gone = _lost("the box was ended meanwhile", box)
             for _, respond in (*held.stepping, *held.verifying):
                 respond(gone)
             held.stepping, held.verifying = [], []
@@ -295,10 +317,12 @@ class Host(Process):
         name = names[int(chance * len(names))]
         held = self.boxes[name]
         held.dumb.dead = True
+        self.shared.truth.box_died(held.dumb, self.name)
         if held.running:
             self._stepped(held, None)
         return name
 
 
-def _lost(problem: str) -> NotFound:
-    return NotFound(problem, field="box", way_out="acquire a new box")
+def _lost(problem: str, box: str = "") -> NotFound:
+    """`box`: named when it was not the step that it went with."""
+    return NotFound(problem, field="box", value=box, way_out="acquire a new box")

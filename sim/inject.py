@@ -1,15 +1,16 @@
 """The effect of each fault on the world, and its end.
 
 Owns: choosing victims, counting what truly happened. Promise: a fault is counted when it had an
-effect, with what its victim was doing then (fault x state); after `heal` all clocks are right, all
-lines are up, everybody goes on. Does not cover: which faults (faults.py), lines (net.py).
+effect, with what its victim was doing then (KIND/ROLE/CALL), and with what episodes waited for
+(KIND@CALL); after `heal` all clocks are right, all lines are up, everybody goes on. Does not cover:
+which faults (faults.py), lines (net.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.faults import ARMED, WINDOWS, Fault, Kind
+from sim.faults import ARMED, PHASES, POWER_CUTS, WINDOWS, Fault, Kind
 from sim.host import Host
 from sim.led import Shared
 from sim.process import Process
@@ -34,11 +35,19 @@ class Injector:
             return
         victim = self._victim(fault)
         states = sorted(set(victim.doing.values())) or ["idle"]
+        phases = sorted(self._phases())
         if self._strike(fault, victim):
             self._world.fired[fault.kind] += 1
             self._world.note("bench", f"{fault.kind} {victim.name} {fault.amount}")
+            for phase in phases:
+                self._world.reach[f"{fault.kind}@{phase}"] += 1
             for state in states:
                 self._world.reach[f"{fault.kind}/{victim.role}/{state}"] += 1
+
+    def _phases(self) -> set[str]:
+        """What the episodes wait for, whoever is the victim."""
+        doing = {call for r in self.shared.of_role("router") for call in r.doing.values()}
+        return doing & PHASES
 
     def _strike(self, fault: Fault, victim: Process) -> bool:
         """True when it had an effect."""
@@ -51,10 +60,10 @@ class Injector:
                 victim.wall_offset_s += fault.amount
             case Kind.BOX_LOST | Kind.BOXES_LOST:
                 return self._lose_boxes(fault)
-            case Kind.STORE_RESTART | Kind.POWER_CUT:
+            case Kind.STORE_RESTART | Kind.POWER_CUT | Kind.STORE_POWER_CUT:
                 self.shared.server.kill(fault.span_s)
                 self._store.waiting.clear()
-                if fault.kind is Kind.POWER_CUT:
+                if fault.kind in POWER_CUTS:
                     self._cut_power(fault)
             case Kind.ROLLBACK:
                 return self.trainer.roll_back()
@@ -63,10 +72,11 @@ class Injector:
         return True
 
     def _cut_power(self, fault: Fault) -> None:
-        """Of the machine that has the store, the routers and the banks."""
+        """Of the machine that has the store, and perhaps the routers and the banks."""
         self._store.power_cut(fault.amount)
-        for process in (*self.shared.of_role("router"), *self.shared.of_role("readybank")):
-            process.kill(fault.span_s)
+        if fault.kind is Kind.POWER_CUT:
+            for process in (*self.shared.of_role("router"), *self.shared.of_role("readybank")):
+                process.kill(fault.span_s)
         for tell in self.on_power_cut:
             tell()
 

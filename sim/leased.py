@@ -22,6 +22,8 @@ class LeaseChecks:
         self.checks, self.engines = checks, engines
         self.lag_max = 0
         self._sent: dict[int, bytes] = {}
+        engines.stale = lambda problem: self._problem(f"8: {problem}")
+        engines.on_disk = checks.trainer.has
         checks.trainer.on_lease = self._on_lease
 
     def power_cut(self) -> None:

@@ -7,7 +7,7 @@ cover: what the leader does (router.py, bank.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from muster.errors import Fenced, MusterError, Unavailable
@@ -15,12 +15,14 @@ from muster.streams import Received
 from sim.net import Net, Respond
 from sim.process import Process
 from sim.streams import Effect, Store
+from sim.truth import Truth
 from sim.world import World
 
 _BEAT_S = 0.5
 _TTL_S = 3.0
 _CALL_S = 5.0
 PATIENCE_S = 60.0
+_AWAY = Unavailable("it was restarted, and this process counts on what it may have lost")
 ANNOUNCED_S = 6.0  # muster.registry: an older beat is no presence
 
 
@@ -30,6 +32,8 @@ class Shared:
     def __init__(self, world: World, net: Net, store: Store, server: Process):
         self.world, self.net, self.store, self.server = world, net, store, server
         self.processes: dict[str, Process] = {}
+        self.keeps_all = True  # the store loses nothing that it has acknowledged
+        self.truth = Truth()
         self.archive: list[Received] = []  # what banks keep on disk before they trim
 
     def add(self, process: Process) -> None:
@@ -72,9 +76,10 @@ class Led(Process):
         super().__init__(shared.world, name, role)
         self.shared, self.net, self.store = shared, shared.net, shared.store
         self.epoch = 0
+        self._server: int | None = None  # the incarnation of the store that it counts on
 
     def boot(self) -> None:
-        self.epoch = 0
+        self.epoch, self._server = 0, None
         self._stand_by()
 
     def lead(self) -> None:
@@ -99,33 +104,57 @@ class Led(Process):
             self.epoch = found
             self.world.note(self.name, f"leads, epoch {found}")
             self.every(_BEAT_S, self._beat)
-            self.shared.announce(self)
             self.lead()
 
-        self.at_store("epoch", lambda: self.store.next_epoch(self.role), heard)
+        def counted(_: Any) -> None:
+            self.slowly(self.store.take_epoch(self.role), heard, "epoch")
+
+        if not self.shared.keeps_all:
+            self._server = self.shared.server.life
+        counted(None)
 
     def _beat(self) -> None:
         me = f"{self.name}/{self.life}"
 
         def once() -> bool:
-            if self.store.epoch(self.role) > self.epoch:
+            if self.store.epoch(self.role) != self.epoch:
                 raise Fenced("a newer one leads")
-            return self.store.take_lead(self.role, me, _TTL_S)
+            if not self.store.take_lead(self.role, me, _TTL_S):
+                raise Fenced("a newer one takes its epoch next")
+            return True
 
         def heard(found: Any) -> None:
             if isinstance(found, Fenced):
                 self.exit("fenced")
+            elif self._restarted:
+                self.exit("the store was restarted, and may have lost what this one counts on")
 
         self.at_store("beat", once, heard)
 
     # calls to the store
+
+    @property
+    def _restarted(self) -> bool:
+        """As muster.redis_link.ServerWatch: no call reaches another server than that."""
+        return self._server not in (None, self.shared.server.life)
+
+    def news(self, after: Mapping[str, str], hear: Callable[[Any], None]) -> None:
+        """Wait for entries behind these ids; `hear` gets None, or the error."""
+
+        def serve(respond: Respond) -> None:
+            if self._restarted:
+                respond(_AWAY)
+            else:
+                self.store.when_news(after, lambda: respond(None))
+
+        self.net.call(self, self.shared.server, "tail", serve, hear, _CALL_S)
 
     def at_store(self, op: str, effect: Callable[[], Any], hear: Callable[[Any], None]) -> None:
         """One try."""
 
         def serve(respond: Respond) -> None:
             try:
-                result = effect()
+                result = _AWAY if self._restarted else effect()
             except MusterError as error:
                 result = error
             respond(result)
@@ -149,6 +178,21 @@ class Led(Process):
                 hear(error)
                 return
             self.at_store(op or wanted.op, wanted.do, step)
+
+        step(None)
+
+    def stubbornly(
+        self, work: Coroutine[Any, Any, Any], hear: Callable[[Any], None], op: str
+    ) -> None:
+        """The same, each effect repeated while the store is away; else the process ends."""
+
+        def step(told: Any) -> None:
+            try:
+                wanted: Effect = work.send(told)
+            except StopIteration as end:
+                hear(end.value)
+                return
+            self.patiently(op, wanted.do, step)
 
         step(None)
 

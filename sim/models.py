@@ -32,6 +32,7 @@ class Model(Value, frozen=True):
     silly: float = 0.05  # the model says nothing that can be read
     dates: float = 0.1  # its command prints the time
     turns_max: int = 4
+    episode_s: float = 40.0  # in which the model may act
     checkpoint_every: int = 1
     checkpoints_kept: int = 3
     # faults
@@ -46,4 +47,6 @@ class Model(Value, frozen=True):
 CALM = Model()
 # Many boxes die and cannot be rebuilt, so that groups are filtered; at lag 0.
 LOSSY = Model(lag_max=0, dates=1.0, done=0.0, repairs_max=0, faults_mean=60.0, faults_until_s=40.0)
+# Many boxes die and are rebuilt.
+FRAIL = Model(dates=0.0, done=0.1, repairs_max=4, step_s=1.5, faults_mean=60.0, faults_until_s=40.0)
 ROUGH = Model(groups=32, faults_mean=40.0)

@@ -130,7 +130,9 @@ class _Call:
         if self.net.cut(self.caller, self.callee):
             return
         if not self.callee.up:
-            self._answer(Unavailable(f"failed to connect to {self.callee.name}"))
+            self._answer(
+                Unavailable(f"failed to connect to {self.callee.name}: Connection refused")
+            )
             return
         kill = self.net._take(Kind.KILL_BEFORE_SERVE, self.callee, self.op)
         if kill:

@@ -7,7 +7,7 @@ what is over (services/readybank/retire.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from muster.streams import Received
 from services.readybank import events as e
 from services.readybank.adapters.clearing import Clearing
 from sim.client import ModelRedis
-from sim.streams import ModelStreams, at_once
+from sim.streams import ModelStreams
 
 if TYPE_CHECKING:
     from sim.bank import Bank
@@ -35,10 +35,10 @@ class Archive(History):
 class ModelClearing(Clearing):
     """Without a thread for the disk."""
 
-    async def _drop(self, stream: str, entries: list[Received]) -> None:
+    async def _drop(self, stream: str, entries: list[Received], forget: Sequence[str] = ()) -> None:
         self._history.append(entries)
         at, _, number = entries[-1].id.partition("-")
-        await self._streams.trim(stream, f"{at}-{int(number) + 1}")
+        await self._streams.trim(stream, f"{at}-{int(number) + 1}", forget)
 
 
 class Retirer:
@@ -53,11 +53,7 @@ class Retirer:
             Archive(bank.shared.archive),
             bank.machine.retiring.gone,
             epoch=bank.epoch,
-            groups_per_batch=bank.model.groups_per_batch,
         )
-
-    def restored(self, jobs: Iterable[str]) -> list[e.BankEvent]:
-        return at_once(self.clearing.restored(jobs))
 
     def execute(self, command: Any) -> bool:
         """False when it is none of its."""

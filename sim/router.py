@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.errors import MusterError
 from muster.types import EpisodeKey, SamplingParams
 from services.router import events as e
 from services.router.adapters.durable import TAILED, Durable, task_info
@@ -28,9 +29,16 @@ _POLL_S = 0.5
 class Router(Led):
     """One process; `machine` is there while it leads."""
 
-    def __init__(self, shared: Shared, name: str, model: Model, machine: type[RouterMachine]):
+    def __init__(
+        self,
+        shared: Shared,
+        name: str,
+        model: Model,
+        machine: type[RouterMachine],
+        calls: type[Calls] = Calls,
+    ):
         super().__init__(shared, name, "router")
-        self.model, self._make = model, machine
+        self.model, self._make, self._calls = model, machine, calls
         self.machine: RouterMachine | None = None
         self.acked: set[str] = set()  # ends of episodes that it was told are durable
         self._claimed: set[str] = set()
@@ -49,6 +57,7 @@ class Router(Led):
             repairs_max=model.repairs_max,
             lag_max=model.lag_max,
             turns_max=1 if model.fast_s else model.turns_max,
+            episode_timeout_s=300.0 if model.fast_s else model.episode_s,
             step_timeout_s=120.0 if model.fast_s else 10.0,
             context_tokens_max=4096,
             episode_tokens_max=4096,
@@ -58,27 +67,26 @@ class Router(Led):
         self.machine = self._make(rules)
         streams = ModelStreams(self.store, role="router", epoch=self.epoch)
         self.durable = Durable(ModelRedis(self.store), streams)  # type: ignore[arg-type]
-        self.calls = Calls(self, model, self._task_of)
-        self.patiently("recover", lambda: None, lambda _: self._recover())
+        self.calls = self._calls(self, model, self._task_of, self.feed)
+        self._poll()
+        self._follow()
+        self.every(0.25, lambda: self.feed(e.Tick()))
+        self.slowly(self._recover(), self._recovered, "recover")
 
     def _task_of(self, group: str) -> str:
         index = int(group.rpartition("-")[2])
         return tasks()[index % len(tasks())].name
 
-    def _recover(self) -> None:
-        for event in self._recovered():
+    async def _recover(self) -> None:
+        """Each read is a call of its own, and other events come in between."""
+        async for event in self.durable.recover(self.model.repairs_max, self.calls):
             self.feed(event)
-        self._poll()
-        self._follow()
-        self.every(0.25, lambda: self.feed(e.Tick()))
 
-    def _recovered(self) -> list[e.RouterEvent]:
-        known = (self.model.repairs_max, self.calls)
-
-        async def all_of() -> list[e.RouterEvent]:
-            return [event async for event in self.durable.recover(*known)]
-
-        return at_once(all_of())
+    def _recovered(self, found: Any) -> None:
+        if isinstance(found, MusterError):
+            self.exit(f"recover: {found.problem}")
+        else:
+            self.shared.announce(self)
 
     def feed(self, event: e.RouterEvent) -> None:
         if self.machine is None:
@@ -124,20 +132,12 @@ class Router(Led):
             if found is None:
                 for event in at_once(self.durable.follow()):
                     self.feed(event)
-                at_once(self.durable.mark_read())
-                self._follow()
+                self.patiently_slowly(self.durable.mark_read, lambda _: self._follow(), "read")
             else:
                 self.soon(0.5, self._follow)
 
         positions = {stream: self.durable.positions[stream] for stream in TAILED}
-        self.net.call(
-            self,
-            self.shared.server,
-            "tail",
-            lambda respond: self.store.when_news(positions, lambda: respond(None)),
-            heard,
-            5.0,
-        )
+        self.news(positions, heard)
 
     # commands
 
@@ -191,8 +191,10 @@ class Router(Led):
                 )
 
     def _write(self, name: str, effect: Any, event: e.RouterEvent) -> None:
+        cuts = self.store.cuts
+
         def heard(_: Any) -> None:
-            if isinstance(event, e.EpisodeRecorded):
+            if isinstance(event, e.EpisodeRecorded) and self.store.cuts == cuts:
                 self.acked.add(event.episode.id)
             self.feed(event)
 

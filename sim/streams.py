@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from muster.errors import Fenced
+from muster.errors import Fenced, Refused
 from muster.streams import Received, StreamEntry
 from sim.world import WALL_START_S, World
 
@@ -57,6 +57,7 @@ class Store:
         self.bits: dict[str, set[int]] = {}
         self.leaders: dict[str, tuple[str, float]] = {}  # role → (who, until on the server's clock)
         self.registry: dict[str, tuple[float, str]] = {}  # KIND/ID → (beat, process name)
+        self.cuts = 0  # of its power, so far
         self.refused = 0  # writes of former owners
         self.hears: list[Callable[[Received, StreamEntry], None]] = []
         self.trims: list[Callable[[str, list[Received]], None]] = []
@@ -85,6 +86,7 @@ class Store:
 
     def power_cut(self, lost_s: float) -> int:
         """Undo what was written within the last `lost_s` (at most 1 s); how many writes."""
+        self.cuts += 1
         count, since = 0, self.world.now - min(lost_s, 1.0)
         while self._undo and self._undo[-1][0] >= since:
             self._undo.pop()[1]()
@@ -97,11 +99,19 @@ class Store:
     def epoch(self, role: str) -> int:
         return int(self.values.get(f"epoch:{role}", b"0"))
 
-    def next_epoch(self, role: str) -> int:
+    def next_epoch(self, role: str, used: int = 0) -> int:
+        """`used`: one that is known to have been given, whatever the server has lost."""
         before = self.values.get(f"epoch:{role}", b"0")
-        self.values[f"epoch:{role}"] = str(int(before) + 1).encode()
+        epoch = max(int(before), used) + 1
+        self.values[f"epoch:{role}"] = str(epoch).encode()
         self._undoable(lambda: self.values.__setitem__(f"epoch:{role}", before))
-        return int(before) + 1
+        return epoch
+
+    async def take_epoch(self, role: str, used: int = 0) -> int:
+        """As muster.streams.next_epoch: with WAITAOF, and so with all that was written before."""
+        epoch: int = await Effect("epoch", lambda: self.next_epoch(role, used))
+        await Effect("epoch", self._undo.clear)
+        return epoch
 
     def take_lead(self, role: str, who: str, ttl_s: float) -> bool:
         """As muster.leader: the key is free, expired or ours."""
@@ -125,6 +135,10 @@ class Store:
         answer: list[bool] = []
         closed = False
         for entry in entries:
+            field, bit = entry.unless_bit or ((), -1)
+            if bit in self.bits.get(":".join(field), ()):
+                raise Refused("it is over", field="dedupe", value=entry.dedupe)
+        for entry in entries:
             seen = self.hashes.setdefault(f"seen:{entry.scope}", {})
             fresh = False
             if entry.needs and entry.needs not in seen:
@@ -136,7 +150,7 @@ class Store:
             answer.append(fresh)
             if not seen:
                 del self.hashes[f"seen:{entry.scope}"]
-        if not closed:
+        if not closed and (any(answer) or not entries):
             for key, value in payloads.items():
                 self._set(key, value)
         if any(answer):
@@ -187,8 +201,17 @@ class Store:
             told(group, delete)
         return True
 
-    def trim(self, stream: str, first_kept: str) -> int:
+    def drop(self, payloads: Sequence[str]) -> None:
+        for key in payloads:
+            self.values.pop(key, None)
+
+    def mark_read(self, role: str, positions: Mapping[str, str]) -> None:
+        self.hashes.setdefault(f"read:{role}", {}).update(positions)
+
+    def trim(self, stream: str, first_kept: str, forget: Sequence[str]) -> int:
         """The trim script, behind its fence."""
+        for field in forget:
+            self.hashes.get(f"seen:{stream}", {}).pop(field, None)
         found = self.streams.get(stream, [])
         gone = [m for m in found if order(m.id) < order(first_kept)]
         self.streams[stream] = found[len(gone) :]
@@ -259,20 +282,44 @@ class ModelStreams:
         found: bool = await Effect("Retire", do)
         return found
 
-    async def trim(self, stream: str, first_kept: str) -> int:
+    async def trim(self, stream: str, first_kept: str, forget: Sequence[str] = ()) -> int:
         def do() -> int:
             self._store.check(self._role, self._epoch)
-            return self._store.trim(stream, first_kept)
+            return self._store.trim(stream, first_kept, forget)
 
         found: int = await Effect("Trim", do)
         return found
 
+    async def drop(self, payloads: Sequence[str]) -> None:
+        def do() -> None:
+            self._store.check(self._role, self._epoch)
+            self._store.drop(payloads)
+
+        await Effect("drop", do)
+
+    async def mark_read(self, positions: Mapping[str, str]) -> None:
+        def do() -> None:
+            self._store.check(self._role, self._epoch)
+            self._store.mark_read(self._role, positions)
+
+        await Effect("mark_read", do)
+
+    async def read_by(self, role: str) -> dict[str, str]:
+        hashes = self._store.hashes
+        found: dict[str, str] = await Effect("read", lambda: dict(hashes.get(f"read:{role}", {})))
+        return found
+
     async def read_all(self, stream: str, after: str = "-") -> list[Received]:
-        return self._store.after(stream, after)
+        found: list[Received] = await Effect("read", lambda: self._store.after(stream, after))
+        return found
 
     async def tail(self, after: Mapping[str, str], block_ms: int = 1000) -> list[Received]:
         del block_ms
         return [m for stream, id_ in after.items() for m in self._store.after(stream, id_)]
 
     async def payloads(self, keys: Sequence[str]) -> list[bytes | None]:
-        return [self._store.values.get(key) for key in keys]
+        def do() -> list[bytes | None]:
+            return [self._store.values.get(key) for key in keys]
+
+        found: list[bytes | None] = await Effect("payloads", do)
+        return found

@@ -50,6 +50,7 @@ class Trainer(Led):
         super().__init__(shared, name, "trainer")
         self.model = model
         self.disk: list[Checkpoint] = []
+        self._noted = 0  # the newest epoch, beside the checkpoints
         self.saved_ever: list[Checkpoint] = []
         self.told_oldest = 0  # it never goes back further
         self.machine: s.TrainerMachine | None = None
@@ -60,10 +61,15 @@ class Trainer(Led):
 
     def boot(self) -> None:
         self.epoch = 0
-        self.patiently("epoch", lambda: self.store.next_epoch("trainer"), self._epoch)
+        used = self._noted
+        self.patiently("epoch", lambda: self.store.next_epoch("trainer", used), self._epoch)
 
     def died(self) -> None:
         self.machine = None
+
+    def has(self, version: int) -> bool:
+        """There is a checkpoint of that version."""
+        return any(saved.record.version == version for saved in self.disk)
 
     def roll_back(self) -> bool:
         """It dies, and its newest checkpoint is lost; only what the next older one covers."""
@@ -74,7 +80,7 @@ class Trainer(Led):
         return True
 
     def _epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self.epoch = self._noted = epoch
         self.shared.announce(self)
         self.streams = ModelStreams(self.store, role="trainer", epoch=epoch)
         self.machine = s.TrainerMachine(
@@ -191,32 +197,18 @@ class Trainer(Led):
         attempt()
 
     def _register(self, command: s.Register, then: Then) -> None:
-        """Once per batch that the newest checkpoint added, oldest first."""
-        told: list[tuple[int, FrozenBatch | None]] = [(b.step, b) for b in self._saved]
-        told = told or [(command.last_durable_step, None)]
-        epoch = self.epoch
+        """With every batch that the newest checkpoint added."""
+        epoch, step = self.epoch, command.last_durable_step
+        batches = tuple(map(_to_bank, self._saved))
         self.told_oldest = max(self.told_oldest, command.oldest_kept)
-
-        def one(at: int) -> None:
-            step, batch = told[at]
-            brought = _to_bank(batch) if batch else None
-
-            def heard(found: e.AnswerRegistered) -> None:
-                if at + 1 < len(told):
-                    one(at + 1)
-                else:
-                    then(s.Registered(found.next_step))
-
-            self._ask(
-                "Register",
-                lambda call: e.TrainerRegistered(
-                    epoch, step, call, brought, oldest_kept_step=command.oldest_kept
-                ),
-                heard,
-                _CALL_S,
-            )
-
-        one(0)
+        self._ask(
+            "Register",
+            lambda call: e.TrainerRegistered(
+                epoch, step, call, batches, oldest_kept_step=command.oldest_kept
+            ),
+            lambda found: then(s.Registered(found.next_step)),
+            _CALL_S,
+        )
 
     def _lease(self, step: int, then: Then) -> None:
         epoch, groups, at = self.epoch, self.model.groups_per_batch, self.wall()

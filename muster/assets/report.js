@@ -7,6 +7,7 @@
     queue: "#d0d4d9", prefill: "#56b4e9", decode: "#0072b2", box_start: "#f0e442", tool: "#e69f00",
     verify: "#cc79a7", hold: "#8c8c8c", unrecorded: "#b7e4c7",
   };
+  const BAND = "#e4dcf3", BAND_EDGE = "#8e75c2";  // no color of a state
   const LABELS = { box_start: "box start", unrecorded: "under way, not recorded yet" };
   const HIGH = 14, LEFT = 210, TOP = 34;
   let zoom = 1;
@@ -73,7 +74,11 @@
     svg("rect", { width: 12, height: 12, fill: color }, swatch);
     item.append(LABELS[state] || state);
   }
-  for (const words of ["◆ repaired", "▲ box rebuilt by replay", "shaded: publication", "bold: blocks the batch"]) {
+  const shaded = html("span", "", legend);
+  svg("rect", { width: 12, height: 12, fill: BAND, stroke: BAND_EDGE },
+    svg("svg", { width: 12, height: 12 }, shaded));
+  shaded.append("a version is published");
+  for (const words of ["◆ repaired", "▲ box rebuilt by replay", "bold: blocks the batch"]) {
     html("span", words, legend);
   }
   const chart = html("div", "", root);
@@ -82,13 +87,15 @@
   details.id = "details";
   details.setAttribute("aria-live", "polite");
 
-  function axis(picture, scale, one, height) {
+  function axis(picture, scale, one, height, width) {
     const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400]
       .find((s) => s * scale >= 70) || 86400;
     for (let n = 0; n * step <= one.span_s; n += 1) {
       const x = LEFT + n * step * scale;
       svg("line", { class: "edge", x1: x, x2: x, y1: TOP - 6, y2: height }, picture);
-      svg("text", { class: "dim", x: x + 2, y: TOP - 10 }, picture).textContent = seconds(n * step);
+      const last = x + 44 > width;  // no room to its right
+      svg("text", { class: "dim", x: last ? x - 2 : x + 2, y: TOP - 10, "text-anchor": last ? "end" : "start" }, picture)
+        .textContent = seconds(n * step);
     }
   }
 
@@ -144,12 +151,18 @@
     const picture = svg("svg", { width, height, role: "img" }, chart);
     for (const band of one.bands) {
       const shade = svg("rect", {
-        class: "band", x: LEFT + band.start_s * scale, y: TOP, fill: "#009e73", "fill-opacity": 0.18,
+        class: "band", x: LEFT + band.start_s * scale, y: TOP, fill: BAND, "fill-opacity": 0.6,
         width: Math.max(1, (band.end_s - band.start_s) * scale), height: height - TOP,
+        stroke: BAND_EDGE, "stroke-opacity": 0.6,
       }, picture);
       pointed(shade, band.text);
+      const room = (band.end_s - band.start_s) * scale;
+      if (room > 90) {
+        const at = { class: "dim", x: LEFT + band.start_s * scale + 4, y: height - 6 };
+        svg("text", at, picture).textContent = room > 330 ? band.text : "publication";
+      }
     }
-    axis(picture, scale, one, height);
+    axis(picture, scale, one, height, width);
     let y = TOP, group = null;
     for (const strip of one.strips) {
       if (group !== null && strip.group !== group) {

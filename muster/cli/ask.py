@@ -71,7 +71,7 @@ async def ask(
 
 async def _one(registry: Registry, kind: str, call: Ask, within_s: float) -> Answer:
     """The first that answers: of several listed ones, all but one stand by."""
-    problem = "none is listed: it is not running"
+    problem = "none is listed: it is starting, or not running"
     try:
         entries: list[Entry] = await registry.list(kind)
         for entry in reversed(entries):

@@ -82,9 +82,7 @@ def demo(
             return work
 
         ended = run_services(config, shown, work_of)
-    if not ended.interrupted and not ended.line and not as_json:
-        print(f"everything is stopped; the run is kept in {config.state_dir}")
-    return finish(ended, interrupted_status=130, as_json=as_json)
+    return finish(ended, interrupted_status=130, as_json=as_json, kept=config.state_dir)
 
 
 def demo_config(config: Config, options: DemoOptions) -> Config:

@@ -36,7 +36,7 @@ app = typer.Typer(add_completion=False)
 def explain(
     what: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN | batch N | GROUP | EPISODE]", help="Default: the run."),
+        typer.Argument(metavar="[RUN | JOB | batch N | GROUP | EPISODE]", help="Default: the run."),
     ] = None,
     run: RunOption = None,
     state_dir: StateOption = None,
@@ -48,12 +48,15 @@ def explain(
     from muster.clock import wall
     from muster.explained import explained, lines
     from muster.figures import as_json
+    from muster.view import fitted
 
     with telling():
         index, asked, answers, logs = asyncio.run(_ask(what or [], run, state_dir, redis, config))
         options = _options(run, state_dir, redis, config)
-        found = explained(index, asked, answers, wall(), options=options, logs=logs)
-        typer.echo(as_json(found) if json else "\n".join(lines(found)))
+        folder = _options(None, state_dir, None, config)
+        now = wall()
+        found = explained(index, asked, answers, now, options=options, folder=folder, logs=logs)
+        typer.echo(as_json(found) if json else "\n".join(fitted(lines(found))))
 
 
 async def _ask(

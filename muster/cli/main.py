@@ -43,6 +43,14 @@ RouterAddress = Annotated[
         show_default=False,
     ),
 ]
+UpConfig = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings of the `muster up` that is meant.", metavar="FILE"),
+]
+UpState = Annotated[
+    Path | None,
+    typer.Option("--state-dir", help="State folder of the `muster up` that is meant."),
+]
 Volatile = Annotated[
     bool,
     typer.Option("--allow-volatile", help="Accept a Redis that loses more than two seconds."),
@@ -116,9 +124,12 @@ def submit(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
     router: RouterAddress = _ROUTER,
+    config: UpConfig = None,
+    state_dir: UpState = None,
     as_json: Json = False,
 ) -> None:
     """Submit a task set; prints the name of the job."""
+    from muster.cli.jobs import Where
     from muster.cli.jobs import submit as run
 
     raise typer.Exit(
@@ -128,7 +139,7 @@ def submit(
             group_size=group_size,
             temperature=temperature,
             wait=wait,
-            router=router,
+            where=Where(router, config, state_dir),
             as_json=as_json,
             split=split,
             instances=instances,
@@ -141,24 +152,30 @@ def submit(
 def watch(
     job: Annotated[str, typer.Argument(help="Name of the job.")],
     router: RouterAddress = _ROUTER,
+    config: UpConfig = None,
+    state_dir: UpState = None,
     as_json: Json = False,
 ) -> None:
     """Follow a job to its end."""
+    from muster.cli.jobs import Where
     from muster.cli.jobs import watch as run
 
-    raise typer.Exit(run(job, router=router, as_json=as_json))
+    raise typer.Exit(run(job, where=Where(router, config, state_dir), as_json=as_json))
 
 
 @app.command()
 def cancel(
     job: Annotated[str, typer.Argument(help="Name of the job.")],
     router: RouterAddress = _ROUTER,
+    config: UpConfig = None,
+    state_dir: UpState = None,
     as_json: Json = False,
 ) -> None:
     """Stop a job; its open groups are given up."""
+    from muster.cli.jobs import Where
     from muster.cli.jobs import cancel as run
 
-    raise typer.Exit(run(job, router=router, as_json=as_json))
+    raise typer.Exit(run(job, where=Where(router, config, state_dir), as_json=as_json))
 
 
 @app.command()

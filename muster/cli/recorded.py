@@ -8,6 +8,7 @@ payloads says so instead of pretending an empty one. Does not cover: running any
 from __future__ import annotations
 
 import asyncio
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,13 @@ async def read_episode(
     opened: ev.GroupOpened | None = None
     finished: dict[int, ev.TurnFinished] = {}
     intended: dict[int, ev.TurnIntended] = {}
+    groups: set[str] = set()
     for message in await _messages(streams, "events", history):
         event = _event(message)
-        if event is None or event.episode.group != group:
+        if event is None:
+            continue
+        groups.add(event.episode.group)
+        if event.episode.group != group:
             continue
         if event.HasField("group_opened"):
             opened = event.group_opened
@@ -77,7 +82,7 @@ async def read_episode(
             f"run {run} has no group {group}",
             field="EPISODE",
             value=episode,
-            way_out=f"runs here: {', '.join(await runs(client)) or 'none'}; choose with --run",
+            way_out=_way_to(group, groups, run, await runs(client)),
         )
     label = await _label(streams, (group, sibling, attempt), history)
     if not finished and not intended and label is None:
@@ -102,6 +107,16 @@ async def read_episode(
     )
 
 
+def _way_to(group: str, groups: set[str], run: str, runs: list[str]) -> str:
+    """Of a run that is there, the group that was meant; else the runs to choose from."""
+    near = difflib.get_close_matches(group, sorted(groups), n=1, cutoff=0.0)
+    if near:
+        return f"did you mean {near[0]}? A group is named JOB-NUMBER"
+    if run in runs:
+        return "no group has been opened in it yet"
+    return f"runs here: {', '.join(runs) or 'none'}; choose with --run"
+
+
 def _place(episode: str) -> tuple[str, int, int]:
     group, _, rest = episode.partition(".")
     sibling, _, attempt = rest.partition(".")
@@ -124,7 +139,7 @@ async def _messages(streams: RunStreams, stream: str, history: Path | None) -> l
 
 
 def _trimmed(history: Path, stream: str) -> list[Received]:
-    if not (history / f"{stream}.mzh").exists():
+    if not any(history.glob(f"{stream}.*")):
         return []
     try:
         from muster.history import History

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,16 @@ _VERIFY_S = 1800.0  # two rounds of the longest verifier that a host allows
 _STEP_S = 10.0  # where neither record nor configuration tells
 _RUN_CHARACTERS = 63
 _SHOWN = 100
+Tell = Callable[[str], None]
+
+
+def _silent(line: str) -> None:
+    """For whoever looks at the result alone."""
+
+
+def _tell(line: str) -> None:
+    """Beside the result, which goes to standard output."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class TurnReplayed(Value, frozen=True):
@@ -90,7 +101,7 @@ def replay(
         config = config.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
     recorded, hosts = asyncio.run(_found(config, run or config.run, episode, redis_url))
     if hosts:
-        done = asyncio.run(replay_at(hosts, recorded, config))
+        done = asyncio.run(replay_at(hosts, recorded, config, _tell))
         return show(done, as_json)
     results: list[Replayed] = []
     with screen(as_json) as shown:
@@ -105,13 +116,17 @@ def replay(
     return show(results[0], as_json)
 
 
-async def replay_at(hosts: list[Entry], recorded: RecordedEpisode, config: Config) -> Replayed:
-    """Run the commands on one of these hosts: the episode's own if it is among them."""
+async def replay_at(
+    hosts: list[Entry], recorded: RecordedEpisode, config: Config, tell: Tell = _silent
+) -> Replayed:
+    """Run the commands on one of these hosts: the episode's own if it is among them. `tell`: what
+    runs now, and how long it may."""
     host = next((entry for entry in hosts if entry.id == recorded.host), hosts[0])
+    tell(f"{recorded.id}: task {recorded.task}, {len(recorded.steps)} commands on {host.id}")
     async with rpc.channel(host.address) as channel:
         stub: SandboxServiceAsyncStub = SandboxServiceStub(channel)
         with rpc.calling(f"replaying on sandbox host {host.id}"):
-            return await _in_box(stub, host.id, recorded, config)
+            return await _in_box(stub, host.id, recorded, config, tell)
 
 
 async def _found(
@@ -150,13 +165,13 @@ def _privately(
         shown.line(
             f"no host of the run is up: its commands run in a sandbox of {resolved.state_dir}"
         )
-        results.append(await replay_at(hosts, recorded, resolved))
+        results.append(await replay_at(hosts, recorded, resolved, shown.line))
 
     return work
 
 
 async def _in_box(
-    stub: SandboxServiceAsyncStub, host: str, recorded: RecordedEpisode, config: Config
+    stub: SandboxServiceAsyncStub, host: str, recorded: RecordedEpisode, config: Config, tell: Tell
 ) -> Replayed:
     # A group of its own: two replays of one episode must not share a box.
     key = EpisodeKey(_run_name(recorded.run), f"replay-{secrets.token_hex(4)}", 0, 1, 1)
@@ -167,7 +182,8 @@ async def _in_box(
     asking = pb.AcquireBoxRequest(episode=episode, task=package, limits=_limits(config))
     box = (await stub.AcquireBox(asking, timeout=_CALL_S)).box
     try:
-        turns = [turn async for turn in _turns(stub, episode, box, recorded, config)]
+        turns = [turn async for turn in _turns(stub, episode, box, recorded, config, tell)]
+        tell("the result is verified")
         verify = pb.VerifyRequest(episode=episode, box=box)
         verdict = await stub.Verify(verify, timeout=_VERIFY_S)
     finally:
@@ -182,6 +198,7 @@ async def _turns(
     box: str,
     recorded: RecordedEpisode,
     config: Config,
+    tell: Tell,
 ) -> AsyncIterator[TurnReplayed]:
     broken = ""
     for seen in recorded.steps:
@@ -190,6 +207,8 @@ async def _turns(
             yield TurnReplayed(before.turn, before.command, broken, None, False)
             continue
         limit_s = before.timeout_s or _setting(config, "step_timeout_s", _STEP_S)
+        command = _one_line(before.command)
+        tell(f"turn {before.turn} runs, at most {limit_s:g} s: {command}")
         request = pb.ExecRequest(
             episode=episode,
             box=box,
@@ -267,7 +286,7 @@ def _clean(fields: dict[str, Any]) -> dict[str, Any]:
 def _lines(done: Replayed) -> Iterator[str]:
     yield f"{done.episode}: task {done.task}, {len(done.turns)} commands again on {done.host}"
     for turn in done.turns:
-        command = " ; ".join(turn.command.strip().splitlines())[:_SHOWN]
+        command = _one_line(turn.command)
         if turn.difference:
             yield f"  turn {turn.turn}  DIFFERENT  {command}"
             yield f"          {turn.difference}"
@@ -285,6 +304,10 @@ def _lines(done: Replayed) -> Iterator[str]:
     elif done.recorded_reward is None:
         yield "  the record has no reward to compare with"
     yield "equal" if done.equal else "there are differences"
+
+
+def _one_line(command: str) -> str:
+    return " ; ".join(command.strip().splitlines())[:_SHOWN]
 
 
 def _number(reward: float | None) -> str:

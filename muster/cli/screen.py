@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 
 from muster.clean import clean
-from muster.client import Progress
+from muster.client import JobState, Progress
 from muster.report import RunReport
 from muster.report_view import render
 from muster.supervise.machine import Report
@@ -94,7 +94,7 @@ class LineScreen(_Plain):
     """For logs and pipes: a line per change of a service or of a job's groups."""
 
     def __init__(self) -> None:
-        self._groups: tuple[object, ...] = ()
+        self._groups: tuple[JobState | int, ...] = ()
 
     def line(self, text: str) -> None:
         print(clean(text), flush=True)
@@ -105,7 +105,8 @@ class LineScreen(_Plain):
 
     def job(self, progress: Progress) -> None:
         p = progress
-        groups = (p.state, p.groups_opened, p.groups_complete, p.groups_trained, p.policy_version)
+        counts = (p.groups_opened, p.groups_complete, p.groups_trained, p.groups_filtered)
+        groups = (p.state, *counts, p.policy_version)
         if groups != self._groups:
             self._groups = groups
             self.line(summary(progress))
@@ -172,14 +173,29 @@ _COLORS = {"ready": "green", "gone": "dim", "stopping": "dim"}
 
 def summary(progress: Progress) -> str:
     """A job in one line."""
-    outcomes = ", ".join(f"{count} {name}" for name, count in progress.outcomes.items())
-    waiting = f" · waiting for {progress.waiting_for}" if progress.waiting_for else ""
-    filtered = f", {progress.groups_filtered} filtered" if progress.groups_filtered else ""
-    repairs = f", {progress.repairs} repaired" if progress.repairs else ""
+    p = progress
+    outcomes = ", ".join(f"{count} {name}" for name, count in p.outcomes.items())
+    waiting = f" · waiting for {p.waiting_for}" if p.waiting_for else ""
+    filtered = f", {p.groups_filtered} filtered" if p.groups_filtered else ""
+    repairs = f", {p.repairs} repaired" if p.repairs else ""
     return (
-        f"{progress.job} {progress.state}: groups {progress.groups_opened} opened, "
-        f"{progress.groups_complete} complete, {progress.groups_trained} trained{filtered} of "
-        f"{progress.groups_total} · episodes {progress.episodes_running} running, "
-        f"{progress.episodes_finished} finished{repairs} · {progress.turns} turns · "
-        f"version {progress.policy_version}" + (f" · {outcomes}" if outcomes else "") + waiting
+        f"{p.job} {p.state}: {p.groups_trained} of {p.groups_total} groups trained "
+        f"({p.groups_opened} opened, {p.groups_complete} complete{filtered}) · "
+        f"episodes {p.episodes_running} running, {p.episodes_finished} finished{repairs} · "
+        f"{p.turns} turns · version {p.policy_version}"
+        + (f" · {outcomes}" if outcomes else "")
+        + waiting
+    )
+
+
+def fell_short(progress: Progress) -> str:
+    """Why a job ended with fewer groups trained than were asked for; empty when it did not."""
+    p = progress
+    short = p.groups_trained < p.groups_total
+    if p.state is not JobState.DONE or not short:
+        return ""
+    return (
+        f"it gave up with {p.groups_trained} of {p.groups_total} groups trained: "
+        f"of {p.groups_filtered} filtered groups {min(p.groups_filtered, p.groups_total)} were "
+        "replaced, which is at most one for each group asked for"
     )

@@ -10,9 +10,9 @@ from pathlib import Path
 from muster.cli.screen import Screen, emit, screen
 from muster.cli.settings import read_config
 from muster.config import Config
-from muster.durability import PROMISES, check_settings
+from muster.durability import PROMISES
 from muster.supervise import plan
-from muster.supervise.prepare import cache_dir, prepared
+from muster.supervise.prepare import cache_dir, check_given, prepared
 from muster.supervise.resolved import toml_of
 from muster.supervise.state import router_address, runtime_dir
 from muster.supervisor import Ended, Supervisor, Work
@@ -31,7 +31,7 @@ def up(
     """Run until a signal comes; 0 after a clean stop."""
     config = read_config(config_path, standby=standby, allow_volatile=allow_volatile)
     if dry_run:
-        check_settings(config.redis)
+        check_given(config)
         return _show_plan(config, as_json)
     with screen(as_json) as shown:
 
@@ -46,7 +46,7 @@ def up(
             return hold
 
         ended = run_services(config, shown, work_of)
-    return finish(ended, interrupted_status=0, as_json=as_json)
+    return finish(ended, interrupted_status=0, as_json=as_json, kept=config.state_dir)
 
 
 async def _router_of(config: Config) -> str:
@@ -71,8 +71,15 @@ def run_services(
         return asyncio.run(supervisor.run(work_of(ready.config)))
 
 
-def finish(ended: Ended, *, interrupted_status: int, as_json: bool = False) -> int:
-    """The exit status; what went wrong goes to stderr as it was said, to programs as an object."""
+def finish(
+    ended: Ended, *, interrupted_status: int, as_json: bool = False, kept: Path | None = None
+) -> int:
+    """The exit status; what went wrong goes to stderr as it was said, to programs as an object.
+
+    kept: where the run stays, told after an end that was asked for.
+    """
+    if kept and not ended.line and not as_json:
+        print(f"everything is stopped; the run is kept in {kept}")
     if ended.line:
         if as_json:
             emit("error", {"problem": ended.line})

@@ -19,12 +19,15 @@ from pathlib import Path
 from muster.config import Config
 from muster.durability import check_settings
 from muster.errors import HostUnfit
+from muster.redis_link import check_url
+from muster.rpc import check_address
 from muster.streams import connect
 from muster.supervise import plan, state
 from muster.supervise.resolved import resolve, toml_of
 from muster.types import Value
 
 _CHECK_S = 60.0
+_READS_MODEL = {"router", "inference", "trainer"}
 
 Tell = Callable[[str], None]
 
@@ -60,7 +63,7 @@ def prepared(
 def _prepare(
     config: Config, claim: state.Claim, tell: Tell, cache: Path, only: Collection[str]
 ) -> Prepared:
-    check_settings(config.redis)
+    check_given(config, only)
     services = plan.plan(config, claim.runtime, only)
     if config.redis.url:
         asyncio.run(_reach(config))
@@ -74,6 +77,24 @@ def _prepare(
     file = plan.config_file(claim.runtime)
     file.write_text(toml_of(resolved), encoding="utf-8")
     return Prepared(resolved, claim, services)
+
+
+def check_given(config: Config, only: Collection[str] = plan.FIVE) -> None:
+    """What can be seen to be wrong in the settings without starting or fetching anything.
+
+    Raises ConfigError or InvalidInput, which name the field, its value and the way out.
+    """
+    check_settings(config.redis)
+    if config.redis.url:
+        check_url(config.redis.url)
+    for name in only:
+        listen = getattr(config.sections.get(name), "listen", None)
+        if listen is not None:
+            check_address(listen, field=f"{name}.listen")
+    if _READS_MODEL & set(only):
+        from muster.model import check_model
+
+        check_model(config.model.path)
 
 
 async def _reach(config: Config) -> None:
@@ -104,7 +125,7 @@ def check_host() -> None:
 
 def _model(config: Config, cache: Path, only: Collection[str], tell: Tell) -> str:
     """The folder of the model, made if need be; untouched when nothing here reads it."""
-    if not {"router", "inference", "trainer"} & set(only):
+    if not _READS_MODEL & set(only):
         return config.model.path
     from muster.model import ensure_model
 

@@ -27,7 +27,7 @@ class RegisterTrainerRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     LAST_DURABLE_STEP_FIELD_NUMBER: _builtins.int
-    LAST_BATCH_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
     OLDEST_KEPT_STEP_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
@@ -38,10 +38,11 @@ class RegisterTrainerRequest(_message.Message):
     came before is deleted. 0 keeps everything.
     """
     @_builtins.property
-    def last_batch(self) -> _events_pb2.BatchRecord:
-        """The batch of that step as the checkpoint keeps it; absent before the first. A
-        bank whose own record of it was lost takes it from here, so that its groups are
-        never leased again.
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[_events_pb2.BatchRecord]:
+        """The batches that this checkpoint has and the one before it had not, in order, that
+        of `last_durable_step` last; none before the first. A bank whose own records of
+        them were lost takes them from here, so that their groups are never leased again.
+        Those that it has forgotten because they are over for good are ignored.
         """
 
     def __init__(
@@ -50,12 +51,12 @@ class RegisterTrainerRequest(_message.Message):
         run: _builtins.str = ...,
         trainer_epoch: _builtins.int = ...,
         last_durable_step: _builtins.int = ...,
-        last_batch: _events_pb2.BatchRecord | None = ...,
+        batches: _abc.Iterable[_events_pb2.BatchRecord] | None = ...,
         oldest_kept_step: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_batch", b"last_batch", "last_durable_step", b"last_durable_step", "oldest_kept_step", b"oldest_kept_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "last_durable_step", b"last_durable_step", "oldest_kept_step", b"oldest_kept_step", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,8 +152,8 @@ class LeasedTrajectory(_message.Message):
     SIBLING_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
-    SEGMENTS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     task: _builtins.str
     sibling: _builtins.int
@@ -160,9 +161,11 @@ class LeasedTrajectory(_message.Message):
     @_builtins.property
     def label(self) -> _events_pb2.OutcomeLabel: ...
     @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]: ...
-    @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def turns(self) -> _containers.RepeatedCompositeFieldContainer[Global___PackedTurn]:
+        """Its turns in order; none when the label is not valid."""
+
     def __init__(
         self,
         *,
@@ -171,16 +174,44 @@ class LeasedTrajectory(_message.Message):
         sibling: _builtins.int = ...,
         attempt: _builtins.int = ...,
         label: _events_pb2.OutcomeLabel | None = ...,
-        segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
+        turns: _abc.Iterable[Global___PackedTurn] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group", b"group", "label", b"label", "sampling", b"sampling", "segments", b"segments", "sibling", b"sibling", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group", b"group", "label", b"label", "sampling", b"sampling", "sibling", b"sibling", "task", b"task", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeasedTrajectory: _TypeAlias = LeasedTrajectory  # noqa: Y015
+
+@_typing.final
+class PackedTurn(_message.Message):
+    """One turn's tokens, byte for byte as the router recorded them: the bank does not
+    unpack what only the trainer reads.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """Key that they were recorded under; names them in errors."""
+    payload: _builtins.bytes
+    """A zstd-compressed TurnPayload."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackedTurn: _TypeAlias = PackedTurn  # noqa: Y015
 
 @_typing.final
 class AcknowledgeBatchRequest(_message.Message):

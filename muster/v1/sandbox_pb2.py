@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/sandbox.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"n\n\tBoxLimits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x0c\n\x04pids\x18\x02 \x01(\x05\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x03\x12\x13\n\x0b\x64isk_inodes\x18\x04 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x05 \x01(\x05\"4\n\x10\x43laimHostRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x03\"N\n\x11\x43laimHostResponse\x12#\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x14.muster.v1.LivingBox\x12\x14\n\x0c\x66\x65nced_calls\x18\x02 \x01(\x03\"U\n\tLivingBox\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\x12\x13\n\x0bnewest_turn\x18\x03 \x01(\x05\"\x96\x01\n\x11\x41\x63quireBoxRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.muster.v1.TaskPackage\x12$\n\x06limits\x18\x03 \x01(\x0b\x32\x14.muster.v1.BoxLimits\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\"Q\n\x12\x41\x63quireBoxResponse\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07start_s\x18\x03 \x01(\x01\x12\x0f\n\x07workdir\x18\x04 \x01(\t\"t\n\x0b\x45xecRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\x12\x0c\n\x04turn\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ommand\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\"\xa2\x02\n\x0c\x45xecResponse\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12#\n\x05limit\x18\x03 \x01(\x0e\x32\x14.muster.v1.StepLimit\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12\r\n\x05\x63pu_s\x18\x05 \x01(\x01\x12\x13\n\x0boutput_head\x18\x06 \x01(\x0c\x12\x13\n\x0boutput_tail\x18\x07 \x01(\x0c\x12\x1a\n\x12output_bytes_total\x18\x08 \x01(\x03\x12\x12\n\nbox_broken\x18\t \x01(\x08\x12\x10\n\x08repeated\x18\n \x01(\x08\x12\x13\n\x0b\x63pu_stall_s\x18\x0b \x01(\x01\x12\x16\n\x0ememory_stall_s\x18\x0c \x01(\x01\x12\x12\n\nio_stall_s\x18\r \x01(\x01\"D\n\rVerifyRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\"\xb6\x01\n\x0eVerifyResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.muster.v1.VerdictStatus\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x13\n\x0boutput_tail\x18\x06 \x01(\x0c\x12\r\n\x05\x63pu_s\x18\x07 \x01(\x01\x12\x13\n\x0b\x63pu_stall_s\x18\x08 \x01(\x01\"H\n\x11ReleaseBoxRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\"%\n\x12ReleaseBoxResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08*\x92\x01\n\tStepLimit\x12\x1a\n\x16STEP_LIMIT_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_LIMIT_NONE\x10\x01\x12\x13\n\x0fSTEP_LIMIT_TIME\x10\x02\x12\x15\n\x11STEP_LIMIT_MEMORY\x10\x03\x12\x13\n\x0fSTEP_LIMIT_PIDS\x10\x04\x12\x13\n\x0fSTEP_LIMIT_DISK\x10\x05*\xa5\x01\n\rVerdictStatus\x12\x1e\n\x1aVERDICT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERDICT_STATUS_REWARDED\x10\x01\x12\x1a\n\x16VERDICT_STATUS_TIMEOUT\x10\x02\x12\x1a\n\x16VERDICT_STATUS_INVALID\x10\x03\x12\x1f\n\x1bVERDICT_STATUS_SETUP_FAILED\x10\x04\x32\xe6\x02\n\x0eSandboxService\x12\x46\n\tClaimHost\x12\x1b.muster.v1.ClaimHostRequest\x1a\x1c.muster.v1.ClaimHostResponse\x12I\n\nAcquireBox\x12\x1c.muster.v1.AcquireBoxRequest\x1a\x1d.muster.v1.AcquireBoxResponse\x12\x37\n\x04\x45xec\x12\x16.muster.v1.ExecRequest\x1a\x17.muster.v1.ExecResponse\x12=\n\x06Verify\x12\x18.muster.v1.VerifyRequest\x1a\x19.muster.v1.VerifyResponse\x12I\n\nReleaseBox\x12\x1c.muster.v1.ReleaseBoxRequest\x1a\x1d.muster.v1.ReleaseBoxResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/sandbox.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"n\n\tBoxLimits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x0c\n\x04pids\x18\x02 \x01(\x05\x12\x12\n\ndisk_bytes\x18\x03 \x01(\x03\x12\x13\n\x0b\x64isk_inodes\x18\x04 \x01(\x03\x12\x14\n\x0coutput_bytes\x18\x05 \x01(\x05\"4\n\x10\x43laimHostRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x03\"N\n\x11\x43laimHostResponse\x12#\n\x05\x62oxes\x18\x01 \x03(\x0b\x32\x14.muster.v1.LivingBox\x12\x14\n\x0c\x66\x65nced_calls\x18\x02 \x01(\x03\"U\n\tLivingBox\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\x12\x13\n\x0bnewest_turn\x18\x03 \x01(\x05\"\x96\x01\n\x11\x41\x63quireBoxRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12$\n\x04task\x18\x02 \x01(\x0b\x32\x16.muster.v1.TaskPackage\x12$\n\x06limits\x18\x03 \x01(\x0b\x32\x14.muster.v1.BoxLimits\x12\r\n\x05\x66resh\x18\x04 \x01(\x08\"Q\n\x12\x41\x63quireBoxResponse\x12\x0b\n\x03\x62ox\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07start_s\x18\x03 \x01(\x01\x12\x0f\n\x07workdir\x18\x04 \x01(\t\"\x9c\x01\n\x0b\x45xecRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\x12\x0c\n\x04turn\x18\x03 \x01(\x05\x12\x0f\n\x07\x63ommand\x18\x04 \x01(\t\x12\x11\n\ttimeout_s\x18\x05 \x01(\x01\x12\x17\n\nafter_turn\x18\x06 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_after_turn\"\xa2\x02\n\x0c\x45xecResponse\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12#\n\x05limit\x18\x03 \x01(\x0e\x32\x14.muster.v1.StepLimit\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12\r\n\x05\x63pu_s\x18\x05 \x01(\x01\x12\x13\n\x0boutput_head\x18\x06 \x01(\x0c\x12\x13\n\x0boutput_tail\x18\x07 \x01(\x0c\x12\x1a\n\x12output_bytes_total\x18\x08 \x01(\x03\x12\x12\n\nbox_broken\x18\t \x01(\x08\x12\x10\n\x08repeated\x18\n \x01(\x08\x12\x13\n\x0b\x63pu_stall_s\x18\x0b \x01(\x01\x12\x16\n\x0ememory_stall_s\x18\x0c \x01(\x01\x12\x12\n\nio_stall_s\x18\r \x01(\x01\"l\n\rVerifyRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\x12\x17\n\nafter_turn\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\r\n\x0b_after_turn\"\xb6\x01\n\x0eVerifyResponse\x12(\n\x06status\x18\x01 \x01(\x0e\x32\x18.muster.v1.VerdictStatus\x12\x0e\n\x06reward\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0e\n\x06wall_s\x18\x04 \x01(\x01\x12\x11\n\texit_code\x18\x05 \x01(\x05\x12\x13\n\x0boutput_tail\x18\x06 \x01(\x0c\x12\r\n\x05\x63pu_s\x18\x07 \x01(\x01\x12\x13\n\x0b\x63pu_stall_s\x18\x08 \x01(\x01\"H\n\x11ReleaseBoxRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x0b\n\x03\x62ox\x18\x02 \x01(\t\"%\n\x12ReleaseBoxResponse\x12\x0f\n\x07\x65xisted\x18\x01 \x01(\x08*\x92\x01\n\tStepLimit\x12\x1a\n\x16STEP_LIMIT_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTEP_LIMIT_NONE\x10\x01\x12\x13\n\x0fSTEP_LIMIT_TIME\x10\x02\x12\x15\n\x11STEP_LIMIT_MEMORY\x10\x03\x12\x13\n\x0fSTEP_LIMIT_PIDS\x10\x04\x12\x13\n\x0fSTEP_LIMIT_DISK\x10\x05*\xa5\x01\n\rVerdictStatus\x12\x1e\n\x1aVERDICT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17VERDICT_STATUS_REWARDED\x10\x01\x12\x1a\n\x16VERDICT_STATUS_TIMEOUT\x10\x02\x12\x1a\n\x16VERDICT_STATUS_INVALID\x10\x03\x12\x1f\n\x1bVERDICT_STATUS_SETUP_FAILED\x10\x04\x32\xe6\x02\n\x0eSandboxService\x12\x46\n\tClaimHost\x12\x1b.muster.v1.ClaimHostRequest\x1a\x1c.muster.v1.ClaimHostResponse\x12I\n\nAcquireBox\x12\x1c.muster.v1.AcquireBoxRequest\x1a\x1d.muster.v1.AcquireBoxResponse\x12\x37\n\x04\x45xec\x12\x16.muster.v1.ExecRequest\x1a\x17.muster.v1.ExecResponse\x12=\n\x06Verify\x12\x18.muster.v1.VerifyRequest\x1a\x19.muster.v1.VerifyResponse\x12I\n\nReleaseBox\x12\x1c.muster.v1.ReleaseBoxRequest\x1a\x1d.muster.v1.ReleaseBoxResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.sandbox_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPLIMIT']._serialized_start=1411
-  _globals['_STEPLIMIT']._serialized_end=1557
-  _globals['_VERDICTSTATUS']._serialized_start=1560
-  _globals['_VERDICTSTATUS']._serialized_end=1725
+  _globals['_STEPLIMIT']._serialized_start=1492
+  _globals['_STEPLIMIT']._serialized_end=1638
+  _globals['_VERDICTSTATUS']._serialized_start=1641
+  _globals['_VERDICTSTATUS']._serialized_end=1806
   _globals['_BOXLIMITS']._serialized_start=62
   _globals['_BOXLIMITS']._serialized_end=172
   _globals['_CLAIMHOSTREQUEST']._serialized_start=174
@@ -48,18 +48,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACQUIREBOXREQUEST']._serialized_end=546
   _globals['_ACQUIREBOXRESPONSE']._serialized_start=548
   _globals['_ACQUIREBOXRESPONSE']._serialized_end=629
-  _globals['_EXECREQUEST']._serialized_start=631
-  _globals['_EXECREQUEST']._serialized_end=747
-  _globals['_EXECRESPONSE']._serialized_start=750
-  _globals['_EXECRESPONSE']._serialized_end=1040
-  _globals['_VERIFYREQUEST']._serialized_start=1042
-  _globals['_VERIFYREQUEST']._serialized_end=1110
-  _globals['_VERIFYRESPONSE']._serialized_start=1113
-  _globals['_VERIFYRESPONSE']._serialized_end=1295
-  _globals['_RELEASEBOXREQUEST']._serialized_start=1297
-  _globals['_RELEASEBOXREQUEST']._serialized_end=1369
-  _globals['_RELEASEBOXRESPONSE']._serialized_start=1371
-  _globals['_RELEASEBOXRESPONSE']._serialized_end=1408
-  _globals['_SANDBOXSERVICE']._serialized_start=1728
-  _globals['_SANDBOXSERVICE']._serialized_end=2086
+  _globals['_EXECREQUEST']._serialized_start=632
+  _globals['_EXECREQUEST']._serialized_end=788
+  _globals['_EXECRESPONSE']._serialized_start=791
+  _globals['_EXECRESPONSE']._serialized_end=1081
+  _globals['_VERIFYREQUEST']._serialized_start=1083
+  _globals['_VERIFYREQUEST']._serialized_end=1191
+  _globals['_VERIFYRESPONSE']._serialized_start=1194
+  _globals['_VERIFYRESPONSE']._serialized_end=1376
+  _globals['_RELEASEBOXREQUEST']._serialized_start=1378
+  _globals['_RELEASEBOXREQUEST']._serialized_end=1450
+  _globals['_RELEASEBOXRESPONSE']._serialized_start=1452
+  _globals['_RELEASEBOXRESPONSE']._serialized_end=1489
+  _globals['_SANDBOXSERVICE']._serialized_start=1809
+  _globals['_SANDBOXSERVICE']._serialized_end=2167
 # @@protoc_insertion_point(module_scope)

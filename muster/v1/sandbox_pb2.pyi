@@ -244,10 +244,16 @@ class ExecRequest(_message.Message):
     TURN_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    AFTER_TURN_FIELD_NUMBER: _builtins.int
     box: _builtins.str
     turn: _builtins.int
     command: _builtins.str
     timeout_s: _builtins.float
+    after_turn: _builtins.int
+    """The newest turn that the caller's records say ran in this box; -1 for none. A box in
+    which another one ran last is not the one that the records tell of: NotFound, field
+    "box" with its name. Absent from a caller that keeps no records: any box is right.
+    """
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     def __init__(
@@ -258,12 +264,15 @@ class ExecRequest(_message.Message):
         turn: _builtins.int = ...,
         command: _builtins.str = ...,
         timeout_s: _builtins.float = ...,
+        after_turn: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "episode", b"episode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "command", b"command", "episode", b"episode", "timeout_s", b"timeout_s", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "box", b"box", "command", b"command", "episode", b"episode", "timeout_s", b"timeout_s", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after_turn: _TypeAlias = _typing.Literal["after_turn"]  # noqa: Y015
+    _WhichOneofArgType__after_turn: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_turn) -> _WhichOneofReturnType__after_turn | None: ...
 
 Global___ExecRequest: _TypeAlias = ExecRequest  # noqa: Y015
 
@@ -334,7 +343,10 @@ class VerifyRequest(_message.Message):
 
     EPISODE_FIELD_NUMBER: _builtins.int
     BOX_FIELD_NUMBER: _builtins.int
+    AFTER_TURN_FIELD_NUMBER: _builtins.int
     box: _builtins.str
+    after_turn: _builtins.int
+    """As in ExecRequest."""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     def __init__(
@@ -342,12 +354,15 @@ class VerifyRequest(_message.Message):
         *,
         episode: _common_pb2.EpisodeKey | None = ...,
         box: _builtins.str = ...,
+        after_turn: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "episode", b"episode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "episode", b"episode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "box", b"box", "episode", b"episode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after_turn: _TypeAlias = _typing.Literal["after_turn"]  # noqa: Y015
+    _WhichOneofArgType__after_turn: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_turn) -> _WhichOneofReturnType__after_turn | None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 

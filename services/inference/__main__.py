@@ -11,16 +11,17 @@ import asyncio
 import os
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from muster import isolate, lifecycle
+from muster import isolate, lifecycle, telemetry
 from muster.clock import monotonic
 from muster.config import Config, load_config
 from muster.errors import ConfigError, MusterError, Unavailable
+from muster.tasks import end
 from services.inference.config import InferenceConfig
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MakeEngine = Callable[[InferenceConfig, Path], "Engine"]
 _ALIVE_POLL_S = 0.5
+_REDIS_AWAY_S = 0.5
+_log = telemetry.logger("muster.inference")
 
 
 async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
@@ -56,7 +59,9 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
                 settings.listen, [(add, servicer)], field="inference.listen"
             ) as server:
                 await server.set_serving(SERVICE, False)
-                start = _start(driver, version, settings.start_timeout_s)
+                # Fakes that follow the records need no trainer to send them anything.
+                asks = None if settings.follow_versions else partial(_published, redis, config.run)
+                start = _start(driver, version, asks, settings.start_timeout_s)
                 if not await _unless_stopped(life, start):
                     return
                 await server.set_serving(SERVICE, True)
@@ -73,14 +78,20 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
 
 
 async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
-    """The newest durable checkpoint and its version; before the first, the base model and 0."""
+    """The newest durable checkpoint that is there, and its version; else the base model and 0.
+
+    A trainer that went back has set newer ones aside.
+    """
     from muster.background import in_daemon
     from muster.model import ensure_model
-    from muster.streams import latest_version
+    from muster.streams import RunStreams, version_record
     from muster.v1 import events_pb2 as ev
 
-    record = await latest_version(redis, config.run, ev.VERSION_STAGE_DURABLE)
-    if record is not None and record.checkpoint:
+    messages = await RunStreams(redis, config.run).read_all("versions")
+    records = [record for record in map(version_record, messages) if record]
+    for record in sorted(records, key=lambda r: r.version, reverse=True):
+        if record.stage != ev.VERSION_STAGE_DURABLE or not record.checkpoint:
+            continue
         folder = config.state_dir / record.checkpoint  # an absolute path stays as it is
         if any(folder.glob("*.safetensors")):
             return folder, record.version
@@ -129,16 +140,34 @@ async def _unless_stopped(life: lifecycle.Lifecycle, work: Coroutine[Any, Any, T
         stop = tasks.create_task(life.stopping.wait(), name="stopping")
         await asyncio.wait((doing, stop), return_when=asyncio.FIRST_COMPLETED)
         done = doing.done()
-        doing.cancel()
-        stop.cancel()
+        await end(doing, stop)
     return doing.result() if done else None
 
 
-async def _start(driver: ReplicaDriver, version: int, timeout_s: float) -> bool:
-    """True when the engine serves."""
+async def _published(redis: Redis, run: str) -> int | None:
+    """The newest version that a replica of the run took; waits for a Redis that is away."""
+    from muster.streams import latest_version
+    from muster.v1 import events_pb2 as ev
+
+    while True:
+        try:
+            record = await latest_version(redis, run, ev.VERSION_STAGE_PUBLISHED)
+            return record.version if record else None
+        except Unavailable as error:
+            _log.warning("cannot ask for the published version: %s", error)
+            await asyncio.sleep(_REDIS_AWAY_S)
+
+
+async def _start(
+    driver: ReplicaDriver,
+    version: int,
+    published: Callable[[], Awaitable[int | None]] | None,
+    timeout_s: float,
+) -> bool:
+    """True when the engine has started."""
     try:
         async with asyncio.timeout(timeout_s):
-            await driver.start(version)
+            await driver.start(version, published)
             return True
     except TimeoutError:
         raise Unavailable(
@@ -179,7 +208,7 @@ async def _following(
         try:
             yield
         finally:
-            following.cancel()
+            await end(following)
 
 
 async def _until_stopped(life: lifecycle.Lifecycle, driver: ReplicaDriver, stall_s: float) -> None:

@@ -9,7 +9,7 @@ Does not cover: protobuf (server.py), weights (adapters/).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from enum import Enum
 from typing import Any, Self
@@ -78,10 +78,18 @@ class ReplicaDriver:
             # Without the reason: what went wrong in the block is to be seen as it is.
             await self._tasks.__aexit__(None, None, None)
 
-    async def start(self, version: int) -> None:
-        """Start the engine; SERVING when its canary has passed."""
+    async def start(
+        self, version: int, published: Callable[[], Awaitable[int | None]] | None = None
+    ) -> None:
+        """Start the engine; when its canary has passed SERVING, or FENCED (Replica.started).
+
+        published: asks for the version that is served elsewhere; after the start, which may take
+        minutes.
+        """
         await self.engine.start(version)
-        self.replica.started(version)
+        self.replica.started(version, await published() if published else None)
+        if self.replica.state is State.FENCED:
+            _log.warning("fenced until the trainer has sent it: %s", self.replica.why_fenced)
 
     async def generate(
         self, key: EpisodeKey, request: Sampling

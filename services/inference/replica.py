@@ -16,6 +16,9 @@ from enum import StrEnum
 from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
 from muster.types import EpisodeKey
 
+STATE_FIELD = "replica.state"
+"""`field` of a refusal that is about the replica's state, not about the call."""
+
 
 class State(StrEnum):
     """Of the whole replica."""
@@ -159,7 +162,7 @@ class Replica:
     def check_prepare(self, version: int, parent: int) -> None:
         """May that version start to arrive? The base model is version 0 of parent -1."""
         if self.state not in (State.SERVING, State.FENCED):
-            raise Unavailable(f"the replica is {self.state}", way_out="wait until it is SERVING")
+            raise self._unready(f"the replica is {self.state}", "wait until it is SERVING")
         if self.committing:
             raise Refused("an update is being applied", way_out="wait for it, then publish again")
         if version < 0 or parent < -1 or version == parent:
@@ -176,7 +179,7 @@ class Replica:
     def begin_commit(self) -> None:
         """An apply starts: the engine pauses, requests wait."""
         if self.state not in (State.SERVING, State.FENCED):
-            raise Unavailable(f"the replica is {self.state}", way_out="wait until it is SERVING")
+            raise self._unready(f"the replica is {self.state}", "wait until it is SERVING")
         if self.committing:
             raise Refused("an update is being applied", way_out="ask for the status")
         self.committing = True
@@ -219,9 +222,15 @@ class Replica:
 
     # Life --------------------------------------------------------------------------------
 
-    def started(self, version: int) -> None:
-        """Warm, and the canary passed."""
+    def started(self, version: int, published: int | None = None) -> None:
+        """Warm, and the canary passed. `published`: the version that the others serve, if any.
+
+        Another one than that is nothing to be served: the trainer finds a fenced replica at its
+        next look and sends it the right one.
+        """
         self.version = version
+        if published is not None and published != version:
+            self.fence(f"it holds version {version}, and {published} is the one published")
         if self.state is State.STARTING:
             self.state = State.FENCED if self.why_fenced else State.SERVING
 
@@ -233,7 +242,11 @@ class Replica:
         if self.state is State.SERVING:
             return
         why = f": {self.why_fenced}" if self.state is State.FENCED else ""
-        raise Unavailable(f"the replica is {self.state}{why}", way_out="choose another replica")
+        raise self._unready(f"the replica is {self.state}{why}", "choose another replica")
+
+    def _unready(self, problem: str, way_out: str) -> Unavailable:
+        """Whoever asks can tell it by its field from a replica that fails."""
+        return Unavailable(problem, field=STATE_FIELD, value=self.state, way_out=way_out)
 
     def _check_run(self, run: str, field: str) -> None:
         if run != self._run:

@@ -42,7 +42,8 @@ async def serve(life: Lifecycle) -> None:
     config = life.config.section("readybank", ReadyBankConfig)
     async with connect(life.config.redis) as redis:
         registry = Registry(redis, run)
-        leadership = Leadership(redis, run, "readybank")
+        keeps_all = life.config.redis.appendfsync == "always"
+        leadership = Leadership(redis, run, "readybank", keeps_all=keeps_all)
         async with registry.announce("standby", f"readybank-{os.getpid()}", ""):
             if not await leadership.stand_by(life.stopping):
                 return
@@ -77,10 +78,9 @@ async def _lead(
     clearing = Clearing(
         redis,
         streams,
-        History(life.config.state_dir / "history" / life.config.run),
+        History(life.config.state_dir / "history" / life.config.run, str(epoch)),
         machine.retiring.gone,
         epoch=epoch,
-        groups_per_batch=life.config.groups_per_batch,
     )
     path = life.config.state_dir / "journal" / f"readybank-{epoch:04d}.jsonl"
     journal = Journal(path, "readybank", machine.rules)
@@ -88,8 +88,7 @@ async def _lead(
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(driver.run(life.stopping), name="machine")
-            trainer = await redis.get(streams.key("epoch", "trainer"))
-            await driver.recover(int(trainer or 0))
+            await driver.recover()
             servicer = (add_ReadyBankServiceServicer_to_server, ReadyBankServer(driver, tasks))
             reading = tasks.create_task(driver.tail(), name="tail")
             ticking = tasks.create_task(driver.ticks(), name="ticks")

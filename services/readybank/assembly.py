@@ -43,7 +43,7 @@ class Attempt:
     def missing(self, repairs_max: int) -> str:
         """What this attempt still lacks, empty when it is over for good."""
         if self.label is None:
-            return "its label"
+            return "its end"
         if not self.label.outcome.valid:
             # Nothing of an invalid attempt is trained on, so only its end matters.
             return "" if self.number >= repairs_max else "its repair"

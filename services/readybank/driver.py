@@ -22,6 +22,7 @@ from muster.streams import Received, RunStreams, StreamEntry
 from services.readybank import events as e
 from services.readybank.adapters import feed
 from services.readybank.adapters.clearing import Clearing
+from services.readybank.adapters.freezing import freeze
 from services.readybank.config import ReadyBankConfig
 from services.readybank.machine import BankMachine
 
@@ -85,10 +86,10 @@ class BankDriver:
     async def ticks(self) -> None:
         await self._driver.ticks(e.Tick, self._config.tick_s)
 
-    async def recover(self, trainer_epoch: int) -> None:
+    async def recover(self) -> None:
         """Feed all that is durable; `run` must be under way."""
-        await self.feed(e.TrainerEpochRestored(trainer_epoch))
-        # Read in the other order than fed: a label read has its events and versions read after it.
+        await self.feed(e.TrainerEpochRestored(await self._retried(self._clearing.trainer_epoch)))
+        # Versions and jobs are read after the groups that refer to them, and fed before them.
         found = {stream: await self._all(stream) for stream in (*_THEN, *_FIRST)}
         jobs = {feed.job_of(m) for stream in ("jobs", "events") for m in found[stream]} - {""}
         for event in await self._retried(lambda: self._clearing.restored(sorted(jobs))):
@@ -196,7 +197,7 @@ class BankDriver:
 
     async def _freeze(self, entry: StreamEntry) -> None:
         await failpoints.at("readybank.freeze.before")
-        await self.streams.append([entry])
+        await freeze(self.streams, entry)
         await failpoints.at("readybank.freeze.after")
 
     async def _train(self, entries: list[StreamEntry]) -> None:

@@ -93,7 +93,8 @@ class JobCancelled(Event, frozen=True):
 
 
 class TrainerRegistered(Event, frozen=True):
-    """`last_batch`: the batch of `last_durable_step` as the trainer's checkpoint keeps it.
+    """`batches`: as the trainer's checkpoint keeps them, of consecutive steps up to
+    `last_durable_step`; none when it keeps none.
 
     `oldest_kept_step`: of the oldest checkpoint; the trainer never goes back further. 0: it may.
     """
@@ -101,7 +102,7 @@ class TrainerRegistered(Event, frozen=True):
     epoch: int
     last_durable_step: int
     call: str
-    last_batch: Batch | None = None
+    batches: tuple[Batch, ...] = ()
     oldest_kept_step: int = 0
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LINES_MAX = 50
 OPEN_MAX = 1000
 ROUTER, TRAINER, BANK = "router", "trainer", "readybank"
+ROUTER_OR_CLIENT = "the router for a running job, else whoever submits jobs"
 
 
 def waits_for(bank: BankMachine) -> str:
@@ -60,11 +61,19 @@ def _batch(bank: BankMachine) -> Waiting:
         return Waiting(
             name, "frozen", "its record to become durable", asked, BANK, "muster explain"
         )
-    left = waiting.groups - ready
-    told = f"{left} more groups: {ready} of {waiting.groups} are ready"
+    return Waiting(name, "collecting", *_lacking(bank, waiting), "muster explain")
+
+
+def _lacking(bank: BankMachine, waiting: lease.Waiting) -> tuple[str, float, str]:
+    """What a batch that was asked for lacks, since when, and who has to move."""
+    ready = len(bank.ready)
+    told = f"{waiting.groups - ready} more groups: {ready} of {waiting.groups} are ready"
+    if len(bank.open) == ready:
+        told += ", and no other is open: a running job opens more, or one has to be submitted"
+        return told, waiting.asked_unix_s, ROUTER_OR_CLIENT
     if len(bank.open) < waiting.groups:
         told += f", and only {len(bank.open)} are open"
-    return Waiting(name, "collecting", told, asked, ROUTER, "muster explain")
+    return told, waiting.asked_unix_s, ROUTER
 
 
 def _blocking(bank: BankMachine, group: GroupAssembly) -> Waiting:
@@ -104,10 +113,22 @@ def _where(bank: BankMachine, found: GroupAssembly) -> Waiting:
             since = frozen.complete_unix_s
             return Waiting(name, state, told, since, TRAINER, "muster report")
     if name in bank.ready:
-        since = bank.ready[name].complete_unix_s
-        told = "a batch: the trainer to ask, or more groups to be complete"
-        return Waiting(name, "ready", told, since, TRAINER, "muster explain")
+        return _ready(bank, name)
     return _blocking(bank, found)
+
+
+def _ready(bank: BankMachine, name: str) -> Waiting:
+    """A complete group waits for the trainer only while it has not asked."""
+    since, waiting = bank.ready[name].complete_unix_s, bank.leases.waiting
+    if waiting is None:
+        told = "a batch: the trainer to ask for it"
+        return Waiting(name, "ready", told, since, TRAINER, "muster explain batch")
+    lacks, _, owner = _lacking(bank, waiting)
+    groups = [bank.groups[g] for g in bank.open - bank.ready.keys()]
+    oldest = min(groups, key=lambda g: (g.opened_unix_s, g.group), default=None)
+    after = f"muster explain {oldest.group}" if oldest else "muster explain batch"
+    told = f"batch {waiting.step}, which lacks {lacks}"
+    return Waiting(name, "ready", told, since, owner, after)
 
 
 def _sibling(

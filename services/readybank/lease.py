@@ -10,8 +10,9 @@ that its restart is nothing the trainer needs to notice.
 
 A bank may know less than a checkpoint: a power cut can take the last second of the streams. The
 groups of a step that the checkpoint has and the bank has not would be leased a second time. So a
-trainer brings the batch of its last step when it registers; the bank takes it, or, when it lacks a
-step that nobody brings, leases nothing and says what to restore.
+trainer brings the batches of its newest checkpoint when it registers; the bank takes those that it
+lacks, or, when it lacks a step that nobody brings, takes and leases nothing and says what to
+restore.
 
 The mark is the newest step that is in every checkpoint the trainer keeps. Steps up to it are
 trained for good: they are not leased again, and what is kept of them is deleted (retire.py). It is
@@ -20,6 +21,7 @@ durable before anything goes; a trainer that comes back from before it is refuse
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from muster.types import Value
@@ -37,8 +39,8 @@ from services.readybank.events import (
 Answer = AnswerRegistered | AnswerAcknowledged
 _TOLD_MAX = 400
 _RESTORE = (
-    "restore the Redis data of this run, register with the last_batch that the checkpoint keeps, "
-    "or start a new run"
+    "restore the Redis data of this run, register with the batches that the checkpoint keeps, or "
+    "start a new run"
 )
 
 
@@ -89,23 +91,17 @@ class Leases:
         """The composition of `step`, durable or being written."""
         return self.frozen.get(step) or self.freezing.get(step)
 
-    def brought(self, event: TrainerRegistered) -> Batch | None:
-        """The batch that the trainer has and this bank has lost, if any: to be frozen now."""
-        batch = event.last_batch
-        if event.epoch < self.epoch or batch is None or self.batch(batch.step) is not None:
-            return None
-        if batch.step <= max(self.mark, self._marking):
-            return None
-        return None if self._lost(batch.step - 1) else batch
+    def brought(self, event: TrainerRegistered) -> list[Batch]:
+        """The batches that the trainer has and this bank has lost: to be frozen now. None of a
+        trainer that is refused."""
+        return [] if self._refused(event) else self._missing(event)
 
     def register(self, event: TrainerRegistered) -> tuple[list[int], list[Answer | RefuseCall]]:
         """Steps to record as trained now, and what to answer now.
 
-        A batch that was `brought` is being written by now.
+        Batches that were `brought` are being written by now.
         """
-        refused = (
-            self._older(event.call, event.epoch) or self._before_mark(event) or self._unlike(event)
-        )
+        refused = self._refused(event)
         if refused:
             return [], [refused]
         gone: list[Answer | RefuseCall] = []
@@ -231,23 +227,34 @@ class Leases:
         self._pending.append(_Pending(missing, answer))
         return fresh, []
 
-    def _lost(self, step: int) -> int:
+    def _missing(self, event: TrainerRegistered) -> list[Batch]:
+        """Of the trainer's batches, those that are not over for good and have no record here."""
+        over = max(self.mark, self._marking)
+        return [b for b in event.batches if b.step > over and self.batch(b.step) is None]
+
+    def _lost(self, step: int, brought: Collection[int] = ()) -> int:
         """The first step up to `step` without a composition, 0 when there is none."""
-        return next((s for s in range(self.mark + 1, step + 1) if self.batch(s) is None), 0)
+        steps = (s for s in range(self.mark + 1, step + 1) if s not in brought)
+        return next((s for s in steps if self.batch(s) is None), 0)
+
+    def _refused(self, event: TrainerRegistered) -> RefuseCall | None:
+        older = self._older(event.call, event.epoch)
+        return older or self._before_mark(event) or self._unlike(event)
 
     def _unlike(self, event: TrainerRegistered) -> RefuseCall | None:
         """Why the trainer's checkpoint and the records here cannot both be true, if so."""
-        last, brought = event.last_durable_step, event.last_batch
-        known = self.batch(brought.step) if brought else None
-        if brought and known and known.members != brought.members:
-            return RefuseCall(
-                event.call,
-                f"the record here of step {known.step} says {told(known)}",
-                "last_batch",
-                told(brought),
-                "restore checkpoints and Redis data that belong together, or start a new run",
-            )
-        lost = self._lost(last)
+        for batch in event.batches:
+            known = self.batch(batch.step)
+            if known and known.members != batch.members:
+                return RefuseCall(
+                    event.call,
+                    f"the record here of step {known.step} says {told(known)}",
+                    "batches",
+                    told(batch),
+                    "restore checkpoints and Redis data that belong together, or start a new run",
+                )
+        last = event.last_durable_step
+        lost = self._lost(last, {b.step for b in self._missing(event)})
         if not lost:
             return None
         problem = (
@@ -295,7 +302,7 @@ class Leases:
         lost = 0 if self.registered else self._lost(event.step - 1)
         if lost:
             problem = f"this bank has no record of step {lost}"
-            way_out = "call RegisterTrainer with the checkpoint's batch, which brings it back"
+            way_out = "call RegisterTrainer with the checkpoint's batches, which bring it back"
             return _refuse(event.call, problem, event.step, way_out)
         if self.registered and event.step > self.leased + 1:
             problem, way_out = "steps follow one another", f"ask for step {self.leased + 1}"
@@ -329,12 +336,14 @@ def told(batch: Batch) -> str:
     return text if len(text) <= _TOLD_MAX else f"{text[:_TOLD_MAX]}…"
 
 
-def in_two_batches(call: str, batch: Batch, group: str) -> RefuseCall:
-    """A checkpoint's batch and the records here exclude each other."""
+def in_two_batches(call: str, batches: list[Batch], group: str) -> RefuseCall:
+    """A checkpoint's batches, one of which has the group, and the records here exclude each
+    other."""
+    batch = [b for b in batches if any(m.group == group for m in b.members)][-1]
     return RefuseCall(
         call,
         f"group {group} of the checkpoint's step {batch.step} stands in another batch here",
-        "last_batch",
+        "batches",
         told(batch),
         "restore checkpoints and Redis data that belong together, or start a new run",
     )

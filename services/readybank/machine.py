@@ -27,6 +27,7 @@ from services.readybank.lease import Leases, in_two_batches
 from services.readybank.lineage import Lineage
 from services.readybank.retire import Retiring
 
+_NO_PROGRESS = (e.Tick, e.EntryLeftOut, e.LeaseAsked, e.LeaseGone)
 FENCED, UNREADABLE = "fenced", "unreadable"
 
 
@@ -53,7 +54,7 @@ class BankMachine:
         self._overtaken = Overtaken(rules.fairness_batches)
         self._recovered = self._heard = False
         self._moved = 0.0  # when something last progressed
-        self._told = 0.0
+        self._told, self._asked_step = 0.0, 0
         self._unreadable = ""  # the newest entry that could not be read
         self._handlers: dict[type[Any], Callable[[Any, float], list[e.BankCommand]]] = {
             e.GroupOpened: self._on_opened,
@@ -86,7 +87,7 @@ class BankMachine:
     def handle(self, event: e.BankEvent, now: float) -> list[e.BankCommand]:
         """One event in, decisions out. `now`: seconds, steady."""
         commands = self._handlers[type(event)](event, now)
-        if not isinstance(event, e.Tick | e.EntryLeftOut):
+        if not isinstance(event, _NO_PROGRESS):
             self._moved = now
         return commands + self._serve() + self._clear()
 
@@ -183,16 +184,15 @@ class BankMachine:
     # The trainer
 
     def _on_registered(self, event: e.TrainerRegistered, now: float) -> list[e.BankCommand]:
-        commands: list[e.BankCommand] = []
         brought = self.leases.brought(event)
-        if brought:
-            twice = [m.group for m in brought.members if self._in_a_batch(m.group)]
-            if twice:
-                return [in_two_batches(event.call, brought, twice[0])]
-            self._freeze(brought)
-            commands.append(e.WriteFrozen(brought))
+        places = Counter(member.group for batch in brought for member in batch.members)
+        for group, count in places.items():
+            if count > 1 or self._in_a_batch(group):
+                return [in_two_batches(event.call, brought, group)]
+        for batch in brought:
+            self._freeze(batch)
         steps, answers = self.leases.register(event)
-        return [*commands, *self._write_trained(steps), *answers]
+        return [*map(e.WriteFrozen, brought), *self._write_trained(steps), *answers]
 
     def _in_a_batch(self, group: str) -> bool:
         known = self.groups.get(group)
@@ -203,7 +203,8 @@ class BankMachine:
         self.leases.freeze(batch)
 
     def _on_asked(self, event: e.LeaseAsked, now: float) -> list[e.BankCommand]:
-        self._told = now
+        if event.step != self._asked_step:  # one that is asked for again waits as long as before
+            self._asked_step, self._told = event.step, now
         return [*self.leases.ask(event)]
 
     def _on_gone(self, event: e.LeaseGone, now: float) -> list[e.BankCommand]:

@@ -4,7 +4,7 @@ Owns: the payload keys, totals and first entries of each group that is not retir
 are; the order of the work. Promises: a group is retired once and after its fate is durable; an
 entry of a retired group changes nothing, and the payload it names goes too; a stream is trimmed
 only below the first entry of every group that is not retired, and below what was read. Does not
-cover: the effects (adapters/retire.py); entries of other streams than events and outcomes.
+cover: the effects (adapters/clearing.py); entries of other streams than events and outcomes.
 
 Nothing here needs a record of its own: after a crash between any two effects the same is found
 again in the bits of the retired groups, the mark and the streams, and done again.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from muster.types import Fate
+from muster.types import Fate, OutcomeLabel
 from services.readybank import events as e
 
 KEYS_AT_ONCE = 10_000
@@ -72,7 +72,7 @@ class Remains:
     version: int = 0  # published when it was opened
     keys: dict[str, None] = field(default_factory=dict)
     turns: dict[tuple[int, int], int] = field(default_factory=dict)  # by sibling, attempt
-    labels: dict[tuple[int, int], tuple[str, bool]] = field(default_factory=dict)
+    labels: dict[tuple[int, int], OutcomeLabel] = field(default_factory=dict)
     whole: bool = True  # all its entries have ids
 
     def see(self, event: Entry) -> None:
@@ -85,17 +85,17 @@ class Remains:
         if isinstance(event, e.EpisodeRecorded):
             self.turns.setdefault(where, event.turns)
         elif isinstance(event, e.LabelRecorded):
-            outcome = event.label.outcome
-            self.labels.setdefault(where, (str(outcome), outcome.valid))
+            self.labels.setdefault(where, event.label)
 
     def totals(self, fate: Fate, repairs_max: int) -> dict[str, int]:
         """Counted as the router counts the attempts of a job."""
         found = Counter({str(fate): 1})
-        for (sibling, attempt), (outcome, valid) in self.labels.items():
+        for (sibling, attempt), label in self.labels.items():
+            again = not label.outcome.valid and attempt < repairs_max
             found["episodes"] += 1
             found["turns"] += self.turns.get((sibling, attempt), 0)
-            found["repairs"] += not valid and attempt < repairs_max
-            found[f"outcome:{outcome}"] += 1
+            found["repairs"] += again + label.replays
+            found[f"outcome:{label.outcome}"] += 1
         return {name: found[name] for name in sorted(found) if found[name]}
 
 

@@ -37,10 +37,12 @@ class ReadyBankServer(ReadyBankServiceServicer):
         self._check(request.run, request.trainer_epoch)
         if request.last_durable_step < 0:
             raise _invalid("last_durable_step", request.last_durable_step, "0 before the first")
+        if request.oldest_kept_step < 0:
+            raise _invalid("oldest_kept_step", request.oldest_kept_step, "0 while all are kept")
         epoch, step = request.trainer_epoch, request.last_durable_step
-        batch, kept = self._last_batch(request), request.oldest_kept_step
+        batches, kept = self._batches(request), request.oldest_kept_step
         answer = await self._ask(
-            "register", lambda call: e.TrainerRegistered(epoch, step, call, batch, kept)
+            "register", lambda call: e.TrainerRegistered(epoch, step, call, batches, kept)
         )
         assert isinstance(answer, e.AnswerRegistered)
         return rb.RegisterTrainerResponse(
@@ -62,16 +64,19 @@ class ReadyBankServer(ReadyBankServiceServicer):
         header = feed.batch_to_pb(run, answer.batch, ev.BATCH_STAGE_FROZEN)
         await failpoints.at("readybank.send.before")
         yield rb.LeaseBatchResponse(header=header)
-        parts: asyncio.Queue[payloads.Parts] = asyncio.Queue(1)
+        windows: asyncio.Queue[payloads.Window | MusterError] = asyncio.Queue(1)
         reading = self._tasks.create_task(
-            payloads.read(self._driver.streams, answer.groups, parts), name="read-batch"
+            payloads.read(self._driver.streams, answer.groups, windows), name="read-batch"
         )
         try:
-            while found := await parts.get():
-                for part in found:
-                    if isinstance(part, MusterError):
-                        raise part
+            while True:
+                window = await windows.get()  # Redis is read ahead of what is sent
+                if isinstance(window, MusterError):
+                    raise window
+                for part in payloads.parts(run, window):
                     yield part
+                if not window[0]:
+                    break
         finally:
             await end(reading)
         await failpoints.at("readybank.send.after")
@@ -81,6 +86,11 @@ class ReadyBankServer(ReadyBankServiceServicer):
     ) -> rb.AcknowledgeBatchResponse:
         self._check(request.run, request.trainer_epoch)
         epoch, step, kept = request.trainer_epoch, request.step, request.oldest_kept_step
+        if step < 1:
+            raise _invalid("step", step, "steps are counted from 1")
+        if not 0 <= kept <= step:  # what lies below it is deleted
+            wanted = f"the step of the oldest checkpoint that is kept, {step} at most; 0: all are"
+            raise _invalid("oldest_kept_step", kept, wanted)
         answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call, kept))
         assert isinstance(answer, e.AnswerAcknowledged)
         return rb.AcknowledgeBatchResponse(groups_trained=answer.groups_trained)
@@ -105,14 +115,14 @@ class ReadyBankServer(ReadyBankServiceServicer):
             )
         return rb.ExplainBatchResponse(waiting=[codec.waiting_to_pb(line) for line in found])
 
-    def _last_batch(self, request: rb.RegisterTrainerRequest) -> e.Batch | None:
-        if not request.HasField("last_batch"):
-            return None
-        record, step = request.last_batch, request.last_durable_step
-        if (record.run, record.step) != (request.run, step) or step < 1 or not record.members:
-            wanted = f"send the whole batch of step {step} of run {request.run}, or none"
-            raise _invalid("last_batch", f"{record.run}/{record.step}", wanted)
-        return feed.batch_from_pb(record)
+    def _batches(self, request: rb.RegisterTrainerRequest) -> tuple[e.Batch, ...]:
+        last = request.last_durable_step
+        first = last + 1 - len(request.batches)
+        for step, record in enumerate(request.batches, first):
+            if (record.run, record.step) != (request.run, step) or step < 1 or not record.members:
+                wanted = f"send whole batches of run {request.run} up to step {last}, or none"
+                raise _invalid("batches", f"{record.run}/{record.step}", wanted)
+        return tuple(feed.batch_from_pb(record) for record in request.batches)
 
     def _check(self, run: str, epoch: int) -> None:
         self._check_run(run)

@@ -39,7 +39,8 @@ async def _main(life: Lifecycle) -> None:
     model = ensure_model(config.model.path, config.state_dir / "cache")
     async with streams.connect(config.redis) as client:
         registry = Registry(client, config.run)
-        leadership = Leadership(client, config.run, "router")
+        keeps_all = config.redis.appendfsync == "always"
+        leadership = Leadership(client, config.run, "router", keeps_all=keeps_all)
         async with registry.announce("standby", f"router-{os.getpid()}", ""):
             if not await leadership.stand_by(life.stopping):
                 return
@@ -75,7 +76,10 @@ async def _lead(
     )
     durable = Durable(client, streams.RunStreams(client, config.run, role="router", epoch=epoch))
     calls = Calls(
-        HfChatCodec(model), durable.task_archive, box_start_timeout_s=section.box_start_timeout_s
+        HfChatCodec(model),
+        durable.task_archive,
+        box_start_timeout_s=section.box_start_timeout_s,
+        verify_queue_s=section.verify_queue_s,
     )
     driver = RouterDriver(
         machine,

@@ -74,6 +74,11 @@ class Attempt:
         """A box is there: the first turn, or the replay of a lost box's steps."""
         raise NotImplementedError
 
+    @property
+    def _ran(self) -> int:
+        """The newest recorded turn whose command ran, -1 before the first: it is in the box."""
+        raise NotImplementedError
+
     def _lost_box(self, reason: str) -> None:
         """The box is gone and another will be asked for."""
         raise NotImplementedError
@@ -145,7 +150,8 @@ class Attempt:
 
     def _verify(self) -> Commands:
         self.phase, self._wake_at = Phase.VERIFY, None
-        return [e.Verify(self.key, self.host, self.box, self.task.verify_timeout_s)]
+        at = (self.key, self.host, self.box)
+        return [e.Verify(*at, self.task.verify_timeout_s, self._ran)]
 
     def on_verdict(self, event: e.VerdictGiven) -> Commands:
         if self.phase is not Phase.VERIFY:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from muster.types import (
+    EpisodeKey,
     JobPolicy,
     OutcomeLabel,
     SamplingParams,
@@ -54,6 +55,14 @@ class Host(Value, frozen=True):
 
     id: str
     address: str
+
+
+class Living(Value, frozen=True):
+    """A box that lives on a host; `episode` under today's owner, `former_epoch`: who used it."""
+
+    episode: EpisodeKey
+    box: str
+    former_epoch: int
 
 
 class Message(Value, frozen=True):

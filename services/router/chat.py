@@ -45,11 +45,12 @@ def opening(instruction: str) -> tuple[Message, ...]:
     return (Message("system", SYSTEM), *EXAMPLES, task)
 
 
-def parse(text: str, finish: FinishReason) -> Reply:
+def parse(text: str, finish: FinishReason, bytes_max: int = 64 << 10) -> Reply:
     """The first fenced bash block, else DONE as last line, else nothing.
 
     A block that the model left open counts when it ended the reply itself; a block cut by the
-    token limit does not, for half a command must not run.
+    token limit does not, for half a command must not run. Nor does one that no box can run: of more
+    than `bytes_max` bytes, or with a NUL.
     """
     block = _BLOCK.search(text)
     if block:
@@ -57,18 +58,10 @@ def parse(text: str, finish: FinishReason) -> Reply:
         if not closed and finish is not FinishReason.STOP:
             return Reply()
         command = block.group(1).strip("\n")
-        return Reply(command=command) if command.strip() else Reply()
+        fits = "\0" not in command and len(command.encode()) <= bytes_max
+        return Reply(command=command) if command.strip() and fits else Reply()
     lines = [line.strip() for line in text.strip().splitlines()]
     return Reply(done=bool(lines) and lines[-1] == "DONE")
-
-
-def output_text(head: bytes, tail: bytes, total: int) -> str:
-    """Head and tail of a step's output as text; says how many bytes were left out."""
-    left_out = total - len(head) - len(tail)
-    shown = head.decode("utf-8", "replace")
-    if left_out > 0:
-        shown += f"\n[… {left_out} bytes left out …]\n"
-    return shown + tail.decode("utf-8", "replace")
 
 
 def observation(exit_code: int, wall_s: float, output: str, limit: str) -> str:

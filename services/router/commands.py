@@ -97,6 +97,7 @@ class Exec(Command, frozen=True):
     turn: int
     command: str
     timeout_s: float
+    after: int = -1  # the newest turn that ran in this box by the records
 
 
 class RecordTurn(Command, frozen=True):
@@ -141,6 +142,7 @@ class Verify(Command, frozen=True):
     host: str
     box: str
     timeout_s: float
+    after: int = -1  # as of Exec
 
 
 class RecordEpisode(Command, frozen=True):

@@ -19,7 +19,9 @@ class RouterConfig(Section):
     listen: str = "127.0.0.1:7400"
     """Where clients connect; port 0 lets the system choose."""
     lag_max: int = Field(0, ge=0, le=64)
-    """Versions that a trajectory may be older than the policy it trains; 0 is synchronous."""
+    """Batches of groups opened ahead of the policy that they will train; 0 is synchronous. With
+    more, a slow group that others overtake may be trained some versions older than this; the report
+    shows the lag as it was."""
     episodes_max: int = Field(64, ge=1, le=100_000)
     """Episodes running at once."""
     turns_max: int = Field(4, ge=1, le=10_000)
@@ -30,6 +32,11 @@ class RouterConfig(Section):
     """Sampled tokens per episode."""
     context_tokens_max: int = Field(2048, ge=16)
     """Tokens of context; reaching it ends the episode as the model's failure."""
+    command_bytes_max: int = Field(64 << 10, ge=1, le=100 << 10)
+    """Longest command; a longer one is a reply that cannot be read. At most the hosts'
+    sandbox.command_bytes_max."""
+    box_steps_max: int = Field(512, ge=1, le=65536)
+    """Most turns of an episode, whatever its task says. At most the hosts' sandbox.steps_max."""
     step_timeout_s: float = Field(10.0, gt=0)
     """Time limit of one command."""
     episode_timeout_s: float = Field(300.0, gt=0)
@@ -47,6 +54,8 @@ class RouterConfig(Section):
     """Longest wait of an episode for a replica."""
     box_start_timeout_s: float = Field(60.0, gt=0)
     """Deadline of one request for a box."""
+    verify_queue_s: float = Field(600.0, ge=0)
+    """How long a verification may wait for one of its host's places before its own time runs."""
     infra_ceiling: float = Field(0.5, gt=0, le=1)
     """Share of infrastructure failures among a batch's worth of attempts above which a job is
     paused; a job may ask for its own."""
@@ -87,6 +96,8 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
         turn_tokens_max=section.turn_tokens_max,
         episode_tokens_max=section.episode_tokens_max,
         context_tokens_max=section.context_tokens_max,
+        command_bytes_max=section.command_bytes_max,
+        box_steps_max=section.box_steps_max,
         step_timeout_s=section.step_timeout_s,
         episode_timeout_s=section.episode_timeout_s,
         generate_timeout_s=section.generate_timeout_s,

@@ -124,8 +124,10 @@ class RouterDriver:
                     self._claimed.add(entry.id)
         for entry in hosts:
             if entry.id not in self._claimed:
-                if await self._calls.claim_host(run, entry.id, epoch):
+                boxes = await self._calls.claim_host(run, entry.id, epoch)
+                if boxes is not None:
                     self._claimed.add(entry.id)
+                    await self._driver.feed(boxes)
         self._claimed &= present
 
     async def _watch_memory(self) -> None:

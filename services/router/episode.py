@@ -38,9 +38,10 @@ class Episode(Attempt):
     ):
         super().__init__(key, task, rules, fresh=fresh, replays_max=replays_max)
         self.sampling = sampling
-        self.turns_max = task.max_turns or rules.turns_max
+        self.turns_max = min(task.max_turns or rules.turns_max, rules.box_steps_max)
         self.command, self.step_timeout_s = "", 0.0
-        self._held_since = 0.0
+        self._held_since: float | None = None  # since when no replica takes it
+        self._full = ""  # the replica that took nothing when it was asked last
         self._held = False  # it had to wait: for a replica, a retry, a router
         self._budget_s = min(
             task.episode_timeout_s or rules.episode_timeout_s, rules.episode_timeout_s
@@ -138,7 +139,7 @@ class Episode(Attempt):
             rules.episode_tokens_max - account.tokens,
             rules.context_tokens_max - account.context,
         )
-        choice = fleet.place(self.id, account.context, now, home=self.replica)
+        choice = fleet.place(self.id, account.context, now, home=self.replica, avoid=self._full)
         if not choice.replica:
             return self._hold(now)
         self.phase, self.replica, self._wake_at = Phase.GENERATE, choice.replica, None
@@ -162,11 +163,13 @@ class Episode(Attempt):
         return msgspec.structs.replace(self.sampling, seed=seed)
 
     def _hold(self, now: float) -> Commands:
-        if self.phase is not Phase.HOLD:
-            self.phase, self._held_since, self._held = Phase.HOLD, now, True
+        self.phase, self._held = Phase.HOLD, True
+        if self._held_since is None:
+            self._held_since = now
         self._wake_at = now + self.rules.retry_after_s
         if now - self._held_since > self.rules.hold_max_s:
-            return self._lose(Failure.ENGINE, f"no replica for {self.rules.hold_max_s} s")
+            why = self._detail or "none is there"
+            return self._lose(Failure.ENGINE, f"no replica for {self.rules.hold_max_s:g} s: {why}")
         return []
 
     def on_generated(self, event: e.Generated, fleet: Fleet) -> Commands:
@@ -174,10 +177,11 @@ class Episode(Attempt):
             return []
         fleet.replied(self.replica)
         self._retry = self._retries = 0
+        self._held_since, self._full, self._detail = None, "", ""
         self.account.reply(event.prompt_tokens, event.sampled_tokens)
         self.account.clock(event, held=self._held)
         self._held = False
-        reply = chat.parse(event.text, event.finish)
+        reply = chat.parse(event.text, event.finish, self.rules.command_bytes_max)
         self.command = reply.command
         if reply.command:
             return self._intend()
@@ -188,10 +192,13 @@ class Episode(Attempt):
         if self.phase is not Phase.GENERATE or event.turn != self.turn:
             return []
         fleet.replied(event.replica)
-        fleet.failed(event.replica, now)
         self._retry += 1
-        self._retries += 1
         self._detail = event.detail
+        if event.full:  # nothing has failed: only the time of waiting is bounded
+            self._full = event.replica
+            return self._hold(now)
+        fleet.failed(event.replica, now)
+        self._retries, self._held_since = self._retries + 1, None
         if self._retries > self.rules.generate_retries_max and fleet.has_replica:
             return self._lose(Failure.ENGINE, event.detail)
         commands = self._hold(now)
@@ -234,7 +241,7 @@ class Episode(Attempt):
     def _exec(self) -> Commands:
         self.phase, self._wake_at = Phase.STEP, None
         at = (self.key, self.host, self.box, self.turn)
-        return [e.Exec(*at, self.command, self.step_timeout_s)]
+        return [e.Exec(*at, self.command, self.step_timeout_s, self._ran)]
 
     def on_step(self, event: e.StepFinished) -> Commands:
         if event.box not in ("", self.box):
@@ -257,7 +264,7 @@ class Episode(Attempt):
             return []
         if event.loss is e.Loss.UNKNOWN:
             return self._lose(Failure.HOST_LOST, event.detail)
-        if event.loss is e.Loss.BOX_KILLED:
+        if event.loss is e.Loss.BOX_KILLED and step is None:  # what is replayed has ended once
             self._killed.setdefault(turn, set()).add(self.host)
         return self._restore_box(event.detail, fleet, now)
 
@@ -335,6 +342,10 @@ class Episode(Attempt):
 
     # -- a lost box --------------------------------------------------------------------
 
+    @property
+    def _ran(self) -> int:
+        return max((turn.turn for turn in self._turns if turn.command), default=-1)
+
     def _lost_box(self, reason: str) -> None:
         self._rebuild = Rebuild(recorded(self._turns), self.host, self.box, reason)
 
@@ -343,7 +354,8 @@ class Episode(Attempt):
         if step is None:
             return [rebuild.record(self.key, self.replays + 1, self.host, self.box)]
         at = (self.key, self.host, self.box, step.turn)
-        return [e.Exec(*at, step.command, step.timeout_s or self.rules.step_timeout_s)]
+        limit_s = step.timeout_s or self.rules.step_timeout_s
+        return [e.Exec(*at, step.command, limit_s, rebuild.ran)]
 
     def _on_replayed(self, event: e.StepFinished, rebuild: Rebuild) -> Commands:
         if rebuild.step is None or event.turn != rebuild.step.turn:

@@ -15,6 +15,7 @@ from services.router.carriers import Ended as Ended
 from services.router.carriers import Host as Host
 from services.router.carriers import IntentSeen as IntentSeen
 from services.router.carriers import JobSpec as JobSpec
+from services.router.carriers import Living as Living
 from services.router.carriers import Loss as Loss
 from services.router.carriers import Message as Message
 from services.router.carriers import Replica as Replica
@@ -105,6 +106,13 @@ class HostsListed(Event, frozen=True):
     hosts: tuple[Host, ...]
 
 
+class BoxesFound(Event, frozen=True):
+    """A host knows this owner now; the boxes that live there."""
+
+    host: str
+    boxes: tuple[Living, ...]
+
+
 class GroupRecorded(Event, frozen=True):
     group: str
 
@@ -143,6 +151,7 @@ class GenerateFailed(Event, frozen=True):
     turn: int
     replica: str
     detail: str
+    full: bool = False  # it is well and takes no request now: another may, or it may later
 
 
 class ContextFull(Event, frozen=True):
@@ -239,6 +248,7 @@ RouterEvent = (
     | FateRecorded
     | ReplicasListed
     | HostsListed
+    | BoxesFound
     | GroupRecorded
     | BoxAcquired
     | BoxRefused

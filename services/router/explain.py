@@ -11,11 +11,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from muster.types import Waiting
+from services.router import events as e
 from services.router.episode import Episode, Phase
 from services.router.jobs import Group, Job, JobState
 
 _SIBLINGS_MAX = 16  # lines of one answer; groups may be larger
 _COMMAND_SHOWN = 120
+# What brings a run further. Failures, refusals, lists of peers, and boxes and attempts that begin
+# or end without a verdict come by the dozen where nothing works.
+PROGRESS = (
+    e.JobSubmitted,
+    e.JobCancelled,
+    e.RecoveryEnded,
+    e.VersionPublished,
+    e.BatchTrained,
+    e.FateRecorded,
+    e.GroupRecorded,
+    e.Generated,
+    e.ContextFull,
+    e.StepFinished,
+    e.TurnRecorded,
+    e.VerdictGiven,
+)
 
 
 class Watch:
@@ -59,7 +76,6 @@ class Picture:
     """The router's state as far as it is explained. `now` steady, `unix_now` wall seconds."""
 
     run: str
-    owner: str  # this router
     jobs: Mapping[str, Job]
     groups: Mapping[str, Group]
     episodes: Mapping[str, Episode]
@@ -93,8 +109,7 @@ def of_group(group: Group, picture: Picture) -> list[Waiting]:
     ended = sum(s.label is not None for s in group.siblings)
     state = f"{ended} of {len(group.siblings)} siblings ended"
     if group.complete:
-        waits, owner, then = "a batch, or its fate", "readybank", "muster explain"
-        return [Waiting(group.id, f"{state}: complete", waits, 0.0, owner, then)]
+        return [_complete(group, state, picture)]
     lines = [
         _sibling(group, number, picture)
         for number, sibling in enumerate(group.siblings)
@@ -107,22 +122,41 @@ def of_group(group: Group, picture: Picture) -> list[Waiting]:
         state=state,
         waits_for=f"{first.subject}: {first.state}",
         since_unix_s=first.since_unix_s,
-        owner=picture.owner,
+        owner=first.owner,
         next_command=f"muster explain {first.subject}",
     )
     return [head, *lines[:_SIBLINGS_MAX]]
 
 
+def _complete(group: Group, state: str, picture: Picture) -> Waiting:
+    """Its batch may lack other groups; what the batch lacks beyond them the bank knows."""
+    others = [g for g in picture.groups.values() if not g.complete]
+    waits, owner, then = "a batch, or its fate", "readybank", "muster explain batch"
+    reason = picture.reasons.get(group.job, "")
+    if not others and reason:
+        waits, owner = f"a batch, which waits for {reason}", _owner(reason)
+    if others:
+        first = min(others, key=lambda g: (_longest(g, picture), g.id)).id
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        waits = f"a batch, which waits for groups that are open: {first}{more}"
+        owner, then = "router", f"muster explain {first}"
+    return Waiting(group.id, f"{state}: complete", waits, 0.0, owner, then)
+
+
 def of_episode(episode: Episode, picture: Picture) -> Waiting:
     """What one attempt is doing."""
     state, waits_for, owner, log = _doing(episode, picture)
+    group = picture.groups.get(episode.key.group)
+    # A step and a verification end by themselves, at their limits: no log tells more of them.
+    ends = group is not None and episode.phase in (Phase.STEP, Phase.VERIFY)
+    watch = f"muster watch {group.job}" if ends and group else ""
     return Waiting(
         subject=episode.id,
         state=state,
         waits_for=waits_for,
         since_unix_s=picture.since(episode.id),
         owner=owner,
-        next_command=f"tail -n 20 {picture.logs}/{log}.log",
+        next_command=watch or f"tail -n 20 {picture.logs}/{log}.log",
     )
 
 
@@ -141,13 +175,16 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
     group, _, rest = subject.partition(".")
     number = rest.partition(".")[0]
     known = picture.groups.get(group)
-    if known is None or not number.isdigit() or int(number) >= len(known.siblings):
+    if known is None or not number.isdecimal() or int(number) >= len(known.siblings):
         return []
     return [_sibling(known, int(number), picture)]
 
 
 def _job(job: Job, picture: Picture) -> Waiting:
-    done, wanted = job.trained + job.filtered, job.spec.groups
+    done, wanted = job.trained + job.filtered, job.allowed
+    if job.state is not JobState.RUNNING:
+        ended = f"{job.state}: {done} of {wanted} groups have a fate"
+        return Waiting(job.spec.id, ended, next_command="muster report")
     reason = picture.reasons.get(job.spec.id, "")
     running = [e for e in picture.episodes.values() if _of_job(e, job, picture.groups)]
     return Waiting(
@@ -155,8 +192,8 @@ def _job(job: Job, picture: Picture) -> Waiting:
         state=f"{job.state}: {done} of {wanted} groups have a fate, {len(running)} episodes run",
         waits_for=reason or ("its episodes" if running else "a place in the admission bound"),
         since_unix_s=min((picture.since(e.id) for e in running), default=0.0),
-        owner=picture.owner,
-        next_command=f"muster explain {job.spec.id}",
+        owner=_owner(reason),
+        next_command=_then(reason, picture.logs) or f"muster explain {job.spec.id}",
     )
 
 
@@ -186,16 +223,37 @@ def _sibling(group: Group, number: int, picture: Picture) -> Waiting:
         ended = f"ended: {sibling.label.outcome} ({sibling.label.cause})"
         return Waiting(id_, ended, owner="readybank", next_command=f"muster explain {group.id}")
     reason = picture.reasons.get(group.job, "") or "a place among the running episodes"
-    return Waiting(id_, "not launched yet", reason, 0.0, picture.owner, "muster settings router")
+    then = f"muster explain {group.job}"
+    return Waiting(id_, "not launched yet", reason, 0.0, _owner(reason), then)
+
+
+def _then(reason: str, logs: str) -> str:
+    """What leads further than the job that waits for that reason; empty when it waits for none."""
+    commands = {"client": "muster submit tasks/", "trainer": "muster explain batch"}
+    owner = _owner(reason)
+    return commands.get(owner, f"tail -n 20 {logs}/{owner}.log") if reason else ""
+
+
+def _owner(reason: str) -> str:
+    """Who has to move when nothing is launched for that reason (progress.py)."""
+    owners = {
+        "an inference replica": "inference",
+        "a sandbox host": "sandbox",
+        "more groups": "client",
+        "the trainer": "trainer",
+    }
+    return next((o for begin, o in owners.items() if reason.startswith(begin)), "router")
 
 
 def _doing(episode: Episode, picture: Picture) -> tuple[str, str, str, str]:
     """State, what it waits for, who has to move, whose log."""
     turn, rules = episode.turn, episode.rules
-    host, replica = episode.host or "a sandbox host", episode.replica or "an inference replica"
+    host = f"sandbox host {episode.host}" if episode.host else "a sandbox host"
+    replica = f"replica {episode.replica}" if episode.replica else "an inference replica"
     match episode.phase:
         case Phase.BOX:
-            return "asks for a box", f"{host} (or another host)", host, "sandbox"
+            other = " (or another host)" if episode.host else ""
+            return "asks for a box", f"{host}{other}", host, "sandbox"
         case Phase.HOLD:
             return f"turn {turn}: held", "a replica that takes it", "inference", "inference"
         case Phase.GENERATE:
@@ -203,7 +261,8 @@ def _doing(episode: Episode, picture: Picture) -> tuple[str, str, str, str]:
             return f"turn {turn}: the model replies", limit, replica, "inference"
         case Phase.STEP:
             command = " ".join(episode.command.split())[:_COMMAND_SHOWN]
-            limit = f"the end of the command, or its limit of {episode.step_timeout_s:g} s"
+            after = f"its limit of {episode.step_timeout_s:g} s, which ends it"
+            limit = f"the end of the command, or {after}"
             return f"turn {turn}: runs `{command}`", limit, host, "sandbox"
         case Phase.REPLAY:
             return f"turn {turn}: its lost box is rebuilt", host, host, "sandbox"

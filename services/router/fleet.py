@@ -40,10 +40,16 @@ class Fleet:
     def has_host(self) -> bool:
         return bool(self._hosts)
 
-    def place(self, episode: str, context_tokens: int, now: float, *, home: str = "") -> Choice:
+    def knows_host(self, host: str) -> bool:
+        return host in self._hosts
+
+    def place(
+        self, episode: str, context_tokens: int, now: float, *, home: str = "", avoid: str = ""
+    ) -> Choice:
         """Choose a replica for a turn and count it as in flight there.
 
         `home`: where its former turn was sampled, for an episode that is not known here.
+        `avoid` is chosen only when there is no other.
         """
         sessions: dict[str, int] = {}
         for replica in self._homes.values():
@@ -53,7 +59,7 @@ class Fleet:
                 id=r,
                 in_flight=self._in_flight.get(r, 0),
                 sessions=sessions.get(r, 0),
-                suspect=self._suspect_until.get(r, now) > now,
+                suspect=r == avoid or self._suspect_until.get(r, now) > now,
             )
             for r in sorted(self._replicas)
         )

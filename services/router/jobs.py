@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from muster.types import Fate, OutcomeLabel, Value
+from muster.types import OutcomeLabel, Value
 from services.router.carriers import JobSpec, Resume, SiblingRestored, TaskInfo
 from services.router.events import JobTotals
 
@@ -36,15 +36,10 @@ class Group:
     task: TaskInfo
     siblings: list[Sibling]
     recorded: bool = False
-    fate: Fate | None = None
 
     @property
     def complete(self) -> bool:
         return all(s.label is not None for s in self.siblings)
-
-    @property
-    def running(self) -> bool:
-        return any(s.running for s in self.siblings)
 
 
 class JobState(StrEnum):

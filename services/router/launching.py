@@ -10,10 +10,45 @@ import msgspec
 
 from muster.types import EpisodeKey
 from services.router import events as e
+from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, mix
 from services.router.fleet import Fleet
-from services.router.jobs import Group, Job
+from services.router.jobs import Group, Job, Sibling, group_id
 from services.router.rules import RouterRules
+
+
+def ceiling_of(job: e.JobSpec, rules: RouterRules) -> InfraCeiling:
+    """Measured over as many attempts as a batch has siblings."""
+    share = job.policy.infra_ceiling
+    return InfraCeiling(
+        rules.infra_ceiling if share is None else share,
+        job.group_size * rules.groups_per_batch,
+        rules.infra_pause_s,
+    )
+
+
+def open_group(job: Job, version: int) -> tuple[Group, e.OpenGroup]:
+    """The next group of a job, and the command that makes it durable; only while `unopened`."""
+    index, spec = job.next_index(), job.spec
+    task = job.task_of(index)
+    siblings = [Sibling() for _ in range(spec.group_size)]
+    group = Group(group_id(spec.id, index), spec.id, index, task, siblings)
+    return group, e.OpenGroup(
+        group=group.id,
+        job=spec.id,
+        task=task.name,
+        task_digest=task.digest,
+        group_size=spec.group_size,
+        version=version,
+        sampling=spec.sampling,
+        policy=spec.policy,
+    )
+
+
+def awaits_host(sibling: Sibling, fleet: Fleet) -> bool:
+    """True when its living box would be taken for lost: its host is not listed, and may be yet."""
+    record = sibling.resume
+    return record is not None and bool(record.box) and not fleet.knows_host(record.host)
 
 
 def begin(

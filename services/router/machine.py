@@ -18,8 +18,9 @@ from services.router.admission import open_groups_max
 from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
-from services.router.jobs import Group, Job, JobProgress, JobState, Sibling, group_id
-from services.router.launching import begin, first
+from services.router.jobs import Group, Job, JobProgress, JobState, Sibling
+from services.router.launching import awaits_host, begin, ceiling_of, first, open_group
+from services.router.leftovers import unwanted
 from services.router.policy import Placement
 from services.router.progress import of_job, waiting_for
 from services.router.rules import RouterRules
@@ -46,7 +47,8 @@ class RouterMachine:
         self._fates_early: dict[str, Fate] = {}  # told before their group, at recovery
         self._version = self._published_step = 0
         self._steps = 0
-        self._recovered = False
+        self._recovered, self._resume_by = False, 0.0
+        self._found: list[e.BoxesFound] = []  # not looked at yet
         self._ceilings: dict[str, InfraCeiling] = {}
         self._memory = ""  # why Redis's memory stops launches, empty when it does not
         self._watch = explaining.Watch()
@@ -54,15 +56,18 @@ class RouterMachine:
     def handle(self, event: e.RouterEvent, now: float) -> Commands:
         """Apply one event and answer what is to be done."""
         commands = self._apply(event, now)
+        if isinstance(event, e.RecoveryEnded):
+            self._resume_by = now + self.rules.resume_wait_s
         if self._recovered:
             commands += self._open_groups(now)
             commands += self._launch(now)
+            commands += self._tidy()
         self._watch_over(event, now)
         return commands
 
     def _watch_over(self, event: e.RouterEvent, now: float) -> None:
         """Remember since when things stand."""
-        if not isinstance(event, e.Tick | e.MemoryTold):
+        if isinstance(event, explaining.PROGRESS):
             self._watch.moved = now
         if isinstance(event, e.Tick):
             self._watch.saw_all(self._episodes, now)
@@ -84,7 +89,7 @@ class RouterMachine:
             case e.MemoryTold():
                 self._memory = event.problem
                 return []
-            case e.ReplicasListed() | e.HostsListed():
+            case e.ReplicasListed() | e.HostsListed() | e.BoxesFound():
                 return self._on_fleet(event)
             case e.EpisodeRecorded():
                 return self._on_episode_recorded(event, now)
@@ -96,7 +101,7 @@ class RouterMachine:
     def _on_job(self, event: e.JobSubmitted | e.JobCancelled) -> Commands:
         if isinstance(event, e.JobSubmitted):
             self._jobs.setdefault(event.job.id, Job(event.job))
-            self._ceilings.setdefault(event.job.id, self._ceiling(event.job))
+            self._ceilings.setdefault(event.job.id, ceiling_of(event.job, self.rules))
             return []
         job = self._jobs.get(event.job)
         if job is None or job.state is not JobState.RUNNING:
@@ -184,22 +189,12 @@ class RouterMachine:
             if not self._recovered:
                 self._fates_early[event.group] = event.fate
             return []
-        group.fate = event.fate
         job = self._jobs[group.job]
         job.trained += event.fate is Fate.TRAINED
         job.filtered += event.fate is Fate.FILTERED
         commands = self._stop_group(group)
         del self._groups[group.id]
         return commands
-
-    def _ceiling(self, job: e.JobSpec) -> InfraCeiling:
-        """Measured over as many attempts as a batch has siblings."""
-        share = job.policy.infra_ceiling
-        return InfraCeiling(
-            self.rules.infra_ceiling if share is None else share,
-            job.group_size * self.rules.groups_per_batch,
-            self.rules.infra_pause_s,
-        )
 
     def _paused(self, job: Job, now: float) -> str:
         """What stops the launches of a job; empty when nothing does."""
@@ -221,21 +216,9 @@ class RouterMachine:
         return commands
 
     def _open(self, job: Job) -> e.RouterCommand:
-        index = job.next_index()
-        task = job.task_of(index)
-        siblings = [Sibling() for _ in range(job.spec.group_size)]
-        group = Group(group_id(job.spec.id, index), job.spec.id, index, task, siblings)
+        group, command = open_group(job, self._version)
         self._groups[group.id] = group
-        return e.OpenGroup(
-            group=group.id,
-            job=job.spec.id,
-            task=task.name,
-            task_digest=task.digest,
-            group_size=job.spec.group_size,
-            version=self._version,
-            sampling=job.spec.sampling,
-            policy=job.spec.policy,
-        )
+        return command
 
     def _bound(self) -> int:
         return open_groups_max(
@@ -256,23 +239,36 @@ class RouterMachine:
             self._steps = max(self._steps, event.step)
         return []
 
-    def _on_fleet(self, event: e.ReplicasListed | e.HostsListed) -> Commands:
-        if isinstance(event, e.ReplicasListed):
-            self._fleet.replicas_are(event.replicas)
-        else:
-            self._fleet.hosts_are(event.hosts)
+    def _on_fleet(self, event: e.ReplicasListed | e.HostsListed | e.BoxesFound) -> Commands:
+        match event:
+            case e.ReplicasListed():
+                self._fleet.replicas_are(event.replicas)
+            case e.HostsListed():
+                self._fleet.hosts_are(event.hosts)
+            case e.BoxesFound():
+                self._found.append(event)
         return []
+
+    def _tidy(self) -> Commands:
+        """Give back what a former router left and nobody goes on in; after all was told."""
+        found, self._found = self._found, []
+        epoch = self.rules.owner_epoch
+        return [c for one in found for c in unwanted(one, self._groups, self._episodes, epoch)]
 
     # -- episodes ----------------------------------------------------------------------
 
     def _launch(self, now: float) -> Commands:
         commands: Commands = []
+        early: list[tuple[str, int]] = []  # have their places
         for _ in range(len(self._waiting)):
-            if len(self._episodes) >= self.rules.episodes_max:
+            if len(self._episodes) + len(early) >= self.rules.episodes_max:
                 break
             group_name, number = self._waiting.popleft()
             group = self._groups.get(group_name)
             if group is None or group.siblings[number].running:
+                continue
+            if now < self._resume_by and awaits_host(group.siblings[number], self._fleet):
+                early.append((group_name, number))
                 continue
             job = self._jobs[group.job]
             if self._ceilings[group.job].paused(now):
@@ -282,6 +278,7 @@ class RouterMachine:
             episode, record = begin(key, group, job, self.rules, replays_max=bound)
             self._episodes[episode.id] = episode
             commands += first(episode, record, self._fleet, now)
+        self._waiting.extendleft(reversed(early))
         return commands
 
     def _key(self, group: Group, number: int) -> EpisodeKey:
@@ -386,7 +383,6 @@ class RouterMachine:
     def _picture(self, now: float, unix_now: float, logs: str = "logs") -> explaining.Picture:
         return explaining.Picture(
             run=self.rules.run,
-            owner=f"router-{self.rules.owner_epoch}",
             jobs=self._jobs,
             groups=self._groups,
             episodes=self._episodes,

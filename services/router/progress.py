@@ -44,7 +44,7 @@ def waiting_for(
             f"{rules.groups_per_batch} (submit more, or `muster cancel`)"
         )
     if len(groups) >= bound:
-        return f"the trainer: {len(groups)} groups are open, {bound} may be"
+        return f"the trainer: {len(groups)} groups are open, no more may be before its next step"
     return ""
 
 

@@ -36,6 +36,11 @@ class Rebuild:
         """What runs now; None when all have run."""
         return self._steps[self._at] if self._at < len(self._steps) else None
 
+    @property
+    def ran(self) -> int:
+        """The turn that ran last in the new box; -1 before the first."""
+        return self._steps[self._at - 1].turn if self._at else -1
+
     def saw(self, event: e.StepFinished) -> str:
         """One step ran again; what was different, empty when nothing."""
         step = self._steps[self._at]

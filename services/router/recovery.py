@@ -2,7 +2,8 @@
 
 Owns: what is remembered of an attempt while the streams are read, and what follows. Promise: pure;
 the newest attempt decides; one without a label goes on after its last finished turn, or with the
-command it was about to run; one whose records have a gap does not go on. Does not cover: reading
+command it was about to run; one whose records have a gap does not go on, and one that ended so is
+followed by another: nobody could train on it. Does not cover: reading
 and decoding (adapters/restore.py), payloads.
 """
 
@@ -27,6 +28,7 @@ class AttemptSeen(Value, frozen=True):
     box: str = ""
     replays: int = 0
     finished: bool = False
+    whole: bool = True  # every turn that its end counts is there
 
     def in_box(self, host: str, box: str) -> AttemptSeen:
         return msgspec.structs.replace(self, host=host or self.host, box=box or self.box)
@@ -43,8 +45,10 @@ class AttemptSeen(Value, frozen=True):
     def restored(self, repair: int) -> AttemptSeen:
         return msgspec.structs.replace(self, replays=max(self.replays, repair))
 
-    def ended(self) -> AttemptSeen:
-        return msgspec.structs.replace(self, finished=True)
+    def ended(self, turns: int) -> AttemptSeen:
+        """Its end, which counts `turns`: written after them, so none comes later."""
+        whole = {turn.turn for turn in self.turns} >= set(range(turns))
+        return msgspec.structs.replace(self, finished=True, whole=whole)
 
 
 def restore_siblings(
@@ -75,7 +79,9 @@ def _restore(
     }
     last = ended.pop(newest.attempt, None)
     earlier = tuple(ended.values())
-    if last is None and newest.finished:  # its label cannot be read: nobody else has one either
+    lost = newest.finished and (last is None or (last.label.outcome.valid and not newest.whole))
+    if lost:  # its label cannot be read, or a turn is gone: the bank cannot take it either
+        earlier = (*earlier, last) if last else earlier
         return SiblingRestored(newest.attempt + 1, started=True, earlier=earlier)
     if last is None:
         resume = _resume(newest) if newest.turns or newest.intents else None

@@ -15,9 +15,9 @@ from typing import Any
 from muster import codec
 from muster.errors import InvalidInput
 from muster.taskset import Task, task_from_archive
-from muster.types import JobPolicy, SamplingParams
 from muster.v1 import router_pb2 as pb
 from muster.v1 import router_pb2_grpc
+from muster.wanted import check_policy, check_sampling
 from services.router.driver import RouterDriver, ended
 from services.router.jobs import JobProgress, JobState
 
@@ -38,7 +38,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def SubmitTaskSet(
         self, request: pb.SubmitTaskSetRequest, context: Any
     ) -> pb.SubmitTaskSetResponse:
-        sampling = _sampling(request)
+        sampling = codec.sampling_from_pb(request.sampling)
+        check_sampling(sampling)
         _at_least("groups", request.groups, 1, "ask for at least one group")
         _at_least(
             "group_size", request.group_size, 2, "a group of one has no baseline: use 2 or more"
@@ -59,7 +60,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 way_out="letters, digits, - and _, at most 63",
             )
         tasks = _tasks(request)
-        policy = _policy(request)
+        policy = codec.policy_from_pb(request.policy)
+        check_policy(policy, group_size=request.group_size)
         await self._driver.submit(job, tasks, request.groups, request.group_size, sampling, policy)
         return pb.SubmitTaskSetResponse(job=job, run=self._run)
 
@@ -95,59 +97,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 def _at_least(field: str, value: int, least: int, way_out: str) -> None:
     if value < least:
         raise InvalidInput("too small", field=field, value=value, way_out=way_out)
-
-
-def _sampling(request: pb.SubmitTaskSetRequest) -> SamplingParams:
-    sampling = codec.sampling_from_pb(request.sampling)
-    if not 0.0 < sampling.temperature <= 2.0:
-        raise InvalidInput(
-            "not a sampling temperature",
-            field="sampling.temperature",
-            value=sampling.temperature,
-            way_out="choose a value in (0, 2]; 1.0 samples the policy itself",
-        )
-    if sampling.top_p != 1.0 or sampling.top_k != 0:
-        raise InvalidInput(
-            "the trainer cannot apply this transform to its own probabilities",
-            field="sampling.top_p" if sampling.top_p != 1.0 else "sampling.top_k",
-            value=sampling.top_p if sampling.top_p != 1.0 else sampling.top_k,
-            way_out="sample with top_p = 1 and top_k = 0, and use the temperature instead",
-        )
-    return sampling
-
-
-def _policy(request: pb.SubmitTaskSetRequest) -> JobPolicy:
-    policy = codec.policy_from_pb(request.policy)
-    checks: list[tuple[str, object, bool, str]] = [
-        ("repairs_max", policy.repairs_max, 0 <= (policy.repairs_max or 0) <= 16, "0 to 16"),
-        (
-            "valid_min",
-            policy.valid_min,
-            policy.valid_min is None or 1 <= policy.valid_min <= request.group_size,
-            f"1 to the group's size, {request.group_size}",
-        ),
-        (
-            "zero_variance",
-            policy.zero_variance,
-            policy.zero_variance in (None, "train", "filter"),
-            "train or filter",
-        ),
-        (
-            "infra_ceiling",
-            policy.infra_ceiling,
-            policy.infra_ceiling is None or 0.0 < policy.infra_ceiling <= 1.0,
-            "a share above 0, at most 1",
-        ),
-    ]
-    for field, value, right, way_out in checks:
-        if not right:
-            raise InvalidInput(
-                "not a value of this policy",
-                field=f"policy.{field}",
-                value=value,
-                way_out=f"choose {way_out}, or leave it out to take the configured one",
-            )
-    return policy
 
 
 def _tasks(request: pb.SubmitTaskSetRequest) -> list[Task]:

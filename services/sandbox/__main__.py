@@ -51,11 +51,11 @@ async def serve(life: Lifecycle) -> None:
     from muster.registry import Registry
     from muster.streams import connect
     from muster.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
-    from services.sandbox.config import SandboxConfig
+    from services.sandbox.config import section
     from services.sandbox.driver import SandboxHost
     from services.sandbox.server import SERVICE_NAME, SandboxServicer
 
-    config = life.config.section("sandbox", SandboxConfig)
+    config = section(life.config)
     host_id = config.host_id or f"{socket.gethostname()}-{os.getpid()}"
     async with (
         open_backend(life.config, config) as backend,

@@ -29,11 +29,8 @@ def step(config: SandboxConfig, command: str, timeout_s: float) -> None:
         )
 
 
-def setup(shown: str, evidence: Evidence, output: str) -> None:
-    """Raises for a RUN line of the task's Dockerfile that did not succeed.
-
-    shown: the line; output: what it printed, fit to be shown.
-    """
+def setup(shown: str, evidence: Evidence, printed: str) -> None:
+    """Raises for a RUN line of the task's Dockerfile, `shown`, that did not succeed."""
     if evidence.exit_code == 0 and not evidence.timed_out:
         return
     if evidence.timed_out:
@@ -43,7 +40,7 @@ def setup(shown: str, evidence: Evidence, output: str) -> None:
             value=shown[:200],
             way_out="raise sandbox.setup_timeout_s, or make the line quicker",
         )
-    said = evidence.broken or output[-_SHOWN:]
+    said = evidence.broken or printed[-_SHOWN:]
     raise InvalidInput(
         f"a RUN line of the task ended with {evidence.exit_code}: {said}",
         field="environment/Dockerfile",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from muster.config import Section
+from muster.config import Config, Section
+from muster.errors import ConfigError
 
 
 class SandboxConfig(Section):
@@ -32,8 +33,10 @@ class SandboxConfig(Section):
     """Verifications at once; each needs a second box for its time."""
     idle_s: float = Field(1800.0, gt=0)
     """A box that no call touches for so long (seconds) ends."""
-    adopt_s: float = Field(120.0, gt=0)
-    """When a new router has taken over, boxes that it does not use within so long (seconds) end."""
+    adopt_s: float = Field(600.0, gt=0)
+    """When a new router has taken over, boxes that it does not use within so long (seconds) end. A
+    router gives back at once what it does not need; this is for one that cannot. Longer than an
+    episode may be held (router.hold_max_s) and one reply may take (router.generate_timeout_s)."""
     answers_kept: int = Field(16, ge=1, le=1024)
     """Results of steps that a box keeps for repeated calls, the newest ones."""
     steps_max: int = Field(512, ge=1, le=65536)
@@ -56,3 +59,27 @@ class SandboxConfig(Section):
     """Largest file-count limit that a box may ask for."""
     output_bytes_max: int = Field(1 << 20, ge=256, le=4 << 20)
     """Most bytes of output kept per step."""
+
+
+def section(config: Config) -> SandboxConfig:
+    """The section, checked against what the same file asks of the router.
+
+    Raises ConfigError where a host would refuse, or throw away, what the router counts on.
+    """
+    found = config.section("sandbox", SandboxConfig)
+    router = config.sections.get("router")
+    for name, least, why in (
+        ("adopt_s", ("hold_max_s", "generate_timeout_s"), "an episode may be held so long"),
+        ("command_bytes_max", ("command_bytes_max",), "the router lets such commands pass"),
+        ("steps_max", ("box_steps_max",), "the router lets an episode have so many turns"),
+    ):
+        bound = sum(float(getattr(router, field, 0.0)) for field in least)
+        if getattr(found, name) < bound:
+            fields = " + ".join(f"router.{field}" for field in least)
+            raise ConfigError(
+                f"less than {fields} = {bound:g}: {why}",
+                field=f"sandbox.{name}",
+                value=getattr(found, name),
+                way_out=f"raise it to {bound:g} or more, or lower {fields}",
+            )
+    return found

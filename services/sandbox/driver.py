@@ -33,7 +33,7 @@ from services.sandbox.adapters.callers import (
     lost,
     stops,
 )
-from services.sandbox.box import Backend, BoxFailure, Evidence
+from services.sandbox.box import Backend, BoxFailure
 from services.sandbox.config import SandboxConfig
 from services.sandbox.ledger import Decision, Ledger, StepRecord
 from services.sandbox.packages import KnownTasks
@@ -60,13 +60,7 @@ class SandboxHost:
             adopt_s=config.adopt_s,
         )
         self._pool = pool.Pool(rules, prefix=f"b{secrets.token_hex(3)}")
-        self._most = Limits(
-            config.memory_bytes_max,
-            config.pids_max,
-            config.disk_bytes_max,
-            config.disk_inodes_max,
-            config.output_bytes_max,
-        )
+        self._most = limits.most(config)
         self.fenced_calls = 0
         self._asks: dict[int, Ask] = {}  # by ticket, until their start begins
         self._attempts: dict[EpisodeKey, Ask] = {}  # by the identity of their boxes
@@ -187,13 +181,23 @@ class SandboxHost:
 
     @counted
     async def execute(
-        self, key: EpisodeKey, name: str, turn: int, command: str, timeout_s: float
+        self,
+        key: EpisodeKey,
+        name: str,
+        turn: int,
+        command: str,
+        timeout_s: float,
+        *,
+        after: int | None = None,
     ) -> tuple[StepRecord, bool]:
-        """Run a step once; True with a record that is kept from an earlier call."""
+        """Run a step once; True with a record that is kept from an earlier call.
+
+        after: the newest turn that ran in this box by the caller's records (Ledger.check).
+        """
         await failpoints.at("sandbox.exec.before")
         box = self._find(key, name)
         checks.step(self._config, command, timeout_s)
-        decision = box.ledger.decide(turn, command)
+        decision = box.ledger.decide(turn, command, after, name)
         if decision is Decision.REPEAT:
             return box.ledger.kept(turn), True
         if decision is Decision.RUN:
@@ -205,13 +209,14 @@ class SandboxHost:
         return record, decision is Decision.WAIT
 
     @counted
-    async def verify(self, key: EpisodeKey, name: str) -> Verified:
+    async def verify(self, key: EpisodeKey, name: str, *, after: int | None = None) -> Verified:
         """End the agent, seal its files, judge them; again: once more over the same files.
 
         A verdict that no caller has got is kept and told to the next one instead.
         """
         await failpoints.at("sandbox.verify.before")
         box = self._find(key, name)
+        box.ledger.check(after, name)
         if box.untold is None and (box.verification is None or box.verification.done()):
             if box.step and not box.step.done():
                 raise Refused(
@@ -326,7 +331,8 @@ class SandboxHost:
                 case environment.RunSetup(command, shown):
                     timeout_s = self._config.setup_timeout_s
                     found = await self._backend.run(name, command, timeout_s)
-                    checks.setup(shown, found, _printed(found))
+                    said = (found.head + found.tail).decode("utf-8", "replace")
+                    checks.setup(shown, found, telemetry.printable(said))
 
     async def _step(
         self, name: str, box: UsedBox, command: str, timeout_s: float
@@ -391,7 +397,3 @@ class SandboxHost:
             except BoxFailure as failure:
                 # After the last, the keeper's end or the sweep of the next start removes it.
                 _log.error("box %s could not be ended: %s", name, failure)
-
-
-def _printed(found: Evidence) -> str:
-    return telemetry.printable((found.head + found.tail).decode("utf-8", "replace"))

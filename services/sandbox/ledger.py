@@ -1,7 +1,9 @@
 """The steps of one box by turn: run once, repeat the kept answer, or refuse. Pure.
 
 Promise: no turn runs twice; a turn that is running is waited for; a turn below the newest that
-never ran is refused, for what would have followed it has happened already.
+never ran is refused, for what would have followed it has happened already. A caller whose records
+name another newest turn than ran here is told that this box is not theirs: nothing runs, and
+nothing is judged, on top of effects that no record explains.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from enum import Enum
 
-from muster.errors import Exhausted, InvalidInput, Refused
+from muster.errors import Exhausted, InvalidInput, NotFound, Refused
 from muster.types import StepLimit, Value
 from services.sandbox.box import Evidence
 
@@ -41,16 +43,26 @@ class Ledger:
         self._count = 0
         self.closed = ""  # why no further step may run
 
-    def decide(self, turn: int, command: str) -> Decision:
-        """Raises InvalidInput, Refused or Exhausted; the field is `turn`."""
+    def decide(self, turn: int, command: str, after: int | None = None, box: str = "") -> Decision:
+        """What to do with a call. `after`: see `check`.
+
+        Raises InvalidInput, Refused or Exhausted of field `turn`, NotFound of field `box`.
+        """
         if turn < 0:
             raise InvalidInput("a turn is 0 or more", field="turn", value=turn, way_out="count up")
-        if self._running and self._running[0] == turn:
-            self._same(turn, self._running[1], command)
+        running = self._running is not None and self._running[0] == turn
+        if (turn, command) == self._running:
             return Decision.WAIT
-        if turn in self._kept:
-            self._same(turn, self._kept[turn].command, command)
+        if turn in self._kept and self._kept[turn].command == command:
             return Decision.REPEAT
+        self.check(after, box)
+        if running or turn in self._kept:
+            raise Refused(
+                "this turn ran another command",
+                field="turn",
+                value=turn,
+                way_out="use the next turn for another command",
+            )
         if self.closed:
             raise Refused(
                 f"no step can run: {self.closed}",
@@ -74,14 +86,17 @@ class Ledger:
             )
         return Decision.RUN
 
-    @staticmethod
-    def _same(turn: int, known: str, command: str) -> None:
-        if known != command:
-            raise Refused(
-                "this turn ran another command",
-                field="turn",
-                value=turn,
-                way_out="use the next turn for another command",
+    def check(self, after: int | None, box: str) -> None:
+        """Raises NotFound when another turn than `after` ran last here (-1: none ran).
+
+        None, of a caller that keeps no records, is right about every box.
+        """
+        if after is not None and after != self._newest:
+            raise NotFound(
+                f"turn {self._newest} ran last in this box, turn {after} by the caller's records",
+                field="box",
+                value=box,
+                way_out="rebuild it: acquire a fresh box and run the recorded commands again",
             )
 
     @property

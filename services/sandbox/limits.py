@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from muster.errors import InvalidInput
 from muster.types import Limits
+from services.sandbox.config import SandboxConfig
 
 _USUAL = Limits()
 _MEMORY_MIN = 8 << 20  # below this bash itself does not start
+
+
+def most(config: SandboxConfig) -> Limits:
+    """What a box may ask for on this host."""
+    return Limits(
+        config.memory_bytes_max,
+        config.pids_max,
+        config.disk_bytes_max,
+        config.disk_inodes_max,
+        config.output_bytes_max,
+    )
 
 
 def resolve(asked: Limits, task: Limits, most: Limits) -> Limits:

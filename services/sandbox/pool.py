@@ -29,7 +29,7 @@ class PoolRules(Value, frozen=True):
     starting_max: int = 4
     waiting_max: int = 256
     idle_s: float = 1800.0
-    adopt_s: float = 120.0
+    adopt_s: float = 600.0
 
 
 def identity(key: EpisodeKey) -> EpisodeKey:

@@ -67,6 +67,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             request.turn,
             request.command,
             request.timeout_s,
+            after=request.after_turn if request.HasField("after_turn") else None,
         )
         found = record.evidence
         return pb.ExecResponse(
@@ -90,7 +91,11 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         request: pb.VerifyRequest,
         context: grpc.aio.ServicerContext[pb.VerifyRequest, pb.VerifyResponse],
     ) -> pb.VerifyResponse:
-        done = await self._host.verify(codec.key_from_pb(request.episode), request.box)
+        done = await self._host.verify(
+            codec.key_from_pb(request.episode),
+            request.box,
+            after=request.after_turn if request.HasField("after_turn") else None,
+        )
         return pb.VerifyResponse(
             status=codec.verdict_to_pb(done.verdict.status),
             reward=done.verdict.reward,

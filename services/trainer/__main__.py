@@ -47,24 +47,23 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
     from muster.rpc import Listener
     from muster.streams import connect
     from muster.v1.trainer_pb2_grpc import add_TrainerServiceServicer_to_server
-    from services.trainer.adapters.epoch import take_epoch
     from services.trainer.config import TrainerConfig, check
     from services.trainer.server import SERVICE, TrainerServicer
 
     config = life.config
     mine = config.section("trainer", TrainerConfig)
     check(mine, config.sections)
-    base = await worker.unless(life.stopping, lambda: _base(config, mine), "model")
+    loading = worker.in_daemon(lambda: _base(config, mine), "load")
+    base = await worker.unless(life.stopping, loading, "model")
     if base is None:
         return
     store = _store(config, mine, base)
-    used = await worker.unless(life.stopping, store.epoch, "epoch")
-    if used is None:
-        return
     listener = Listener(mine.listen, field="trainer.listen")
     async with connect(config.redis) as redis:
-        epoch = await take_epoch(redis, config.run, used)
-        store.note_epoch(epoch)
+        taking = _take_over(redis, config.run, mine, store)
+        epoch = await worker.unless(life.stopping, taking, "take-over")
+        if epoch is None:
+            return
         registry = Registry(redis, config.run)
         driver = _driver(config, redis, epoch, base, store)
 
@@ -79,6 +78,19 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
 
         driver.door = door
         await driver.run(life.stopping)
+
+
+async def _take_over(redis: Redis, run: str, mine: TrainerConfig, store: CheckpointStore) -> int:
+    """This trainer's epoch; the folder is this process's own, and every former trainer fenced."""
+    from services.trainer.adapters.epoch import take_epoch
+    from services.trainer.adapters.retry import retried
+
+    patience = {"retry_s": mine.retry_s, "first_s": mine.retry_first_s}
+    await retried("the lock of the checkpoint folder", store.hold, **patience)
+    used = await worker.in_daemon(store.epoch, "epoch")
+    epoch = await retried("Redis", lambda: take_epoch(redis, run, used), **patience)
+    store.note_epoch(epoch)
+    return epoch
 
 
 def _without_tensors(mine: TrainerConfig) -> bool:

@@ -1,6 +1,6 @@
 """Carries out what the trainer machine decides.
 
-Owns: the event loop of one trainer incarnation, retries. Promise: the commands of one answer are
+Owns: the event loop of one trainer incarnation. Promise: the commands of one answer are
 carried out in order; a bank or Redis that is away is waited for up to `retry_s`; the door to the
 outside opens once the weights are restored; a stop waits for no worker thread, and the step in
 flight leaves no trace.
@@ -13,28 +13,27 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from muster import failpoints, telemetry
 from muster.clock import monotonic
-from muster.errors import Refused, Unavailable
+from muster.errors import Refused
 from muster.tasks import end
 from muster.types import Value
 from services.trainer import schedule as s
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
+from services.trainer.adapters.retry import retried
 from services.trainer.adapters.worker import in_daemon
 from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import plan_step, report_step
 from services.trainer.policy import Policy, Stopped
-from services.trainer.ports import Bank, Fleet, Registration, Stage, VersionLog, VersionRecord
+from services.trainer.ports import Bank, Fleet, Stage, VersionLog, VersionRecord
 
 T = TypeVar("T")
 EVENTS_MAX = 64  # one task at a time answers, so a handful is ever queued
-RETRY_STEP_MAX_S = 5.0
 _RECORD_POINTS = {
     Stage.TRAINED: ("trainer.record_trained.before", "trainer.record_trained.after"),
     Stage.DURABLE: ("trainer.record_durable.before", "trainer.record_durable.after"),
@@ -169,7 +168,14 @@ class Driver:
     async def _do(self, command: s.Command) -> s.TrainerEvent | None:
         match command:
             case s.Register():
-                return s.Registered((await self._register(command)).next_step)
+                found = await self._effect(
+                    "the ready bank",
+                    ("trainer.register.before", "trainer.register.after"),
+                    lambda: self._bank.register(
+                        command.last_durable_step, self._saved, command.oldest_kept
+                    ),
+                )
+                return s.Registered(found.next_step)
             case s.LeaseBatch():
                 self._batch = await self._lease(command.step)
                 return s.BatchLeased(self._batch.step)
@@ -207,22 +213,6 @@ class Driver:
             case s.Publish():
                 return await self._publish(command)
         raise TypeError(f"no such command: {command!r}")
-
-    async def _register(self, command: s.Register) -> Registration:
-        """Once per batch that the newest checkpoint added: a bank that lost its record of one
-        takes it from here, and takes no step before those that precede it."""
-        last, points = (
-            command.last_durable_step,
-            ("trainer.register.before", "trainer.register.after"),
-        )
-        told: list[tuple[int, FrozenBatch | None]] = [(b.step, b) for b in self._saved]
-        for step, batch in told or [(last, None)]:
-            answer = await self._effect(
-                "the ready bank",
-                points,
-                partial(self._bank.register, step, batch, command.oldest_kept),
-            )
-        return answer
 
     async def _publish(self, command: s.Publish) -> s.Published:
         state = self._policy.engine_state()
@@ -305,25 +295,8 @@ class Driver:
         return await self._retried(what, once)
 
     async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        gone, wait = monotonic(), self.settings.retry_first_s
-        while True:
-            asked = monotonic()
-            try:
-                return await call()
-            except Unavailable as error:
-                now = monotonic()
-                if now - asked > RETRY_STEP_MAX_S:  # a long call: it was there until now
-                    gone, wait = now, self.settings.retry_first_s
-                if now - gone + wait > self.settings.retry_s:
-                    raise Unavailable(
-                        f"{what} has been away for {now - gone:.0f} s ({error})",
-                        field="trainer.retry_s",
-                        value=self.settings.retry_s,
-                        way_out="start it; the trainer goes on from its checkpoint",
-                    ) from error
-                _log.warning("%s is away, trying again in %.1f s: %s", what, wait, error)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RETRY_STEP_MAX_S)
+        first_s = self.settings.retry_first_s
+        return await retried(what, call, retry_s=self.settings.retry_s, first_s=first_s)
 
     def _tell(self, event: s.TrainerEvent, before: s.Phase) -> None:
         machine = self.machine

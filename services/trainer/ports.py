@@ -7,7 +7,7 @@ has taken over.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -61,9 +61,10 @@ class Bank(Protocol):
     """The ready bank. Every call is retried by its caller, so each must be idempotent there."""
 
     async def register(
-        self, last_durable_step: int, last_batch: FrozenBatch | None, oldest_kept_step: int
+        self, last_durable_step: int, batches: Sequence[FrozenBatch], oldest_kept_step: int
     ) -> Registration:
-        """`last_batch`: the batch of that step; None before the first.
+        """`batches`: those that the newest checkpoint has and the one before it had not, in order:
+        a bank that lost its records of them takes them from here.
 
         `oldest_kept_step`: this trainer never goes back further; 0 while it may go back to the
         model that the run began with.

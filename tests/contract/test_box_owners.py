@@ -268,3 +268,16 @@ async def test_boxes_that_the_new_owner_does_not_use_end_and_the_others_stay() -
             while len(backend.running) > 1:  # noqa: ASYNC110 - nobody is told of it
                 await asyncio.sleep(0.01)
         assert await step(host, used.box, 1, "echo on", episode=NEWER) == "on\n"
+
+
+async def test_a_box_that_is_ahead_of_its_callers_records_is_neither_used_nor_judged(
+    host: SandboxHost,
+) -> None:
+    box = (await acquire(host)).box
+    await step(host, box, 0, "true")
+    errors = [
+        await refusal(host.execute(NEWER, box, 1, "true", 10, after=-1)),
+        await refusal(host.verify(NEWER, box, after=-1)),
+    ]
+    assert [(type(e), e.field, e.value) for e in errors] == [(NotFound, "box", box)] * 2
+    assert (await host.verify(NEWER, box, after=0)).verdict is not None

@@ -49,7 +49,8 @@ def _demo(folder: Path) -> Demo:
 
     async def read() -> RunRecord:
         async with attached(config) as redis:
-            return await read_record(redis, config.run)
+            history = config.state_dir / "history" / config.run
+            return await read_record(redis, config.run, history)
 
     return Demo(state, done.returncode, lines, asyncio.run(read()))
 

@@ -51,7 +51,7 @@ engine = "fake"
 backend = "fake"
 """
 _CONFIG = """
-groups_per_batch = 4
+groups_per_batch = 2
 repairs_max = 4
 [model]
 path = "{model}"
@@ -60,6 +60,7 @@ listen = "127.0.0.1:{port}"
 lag_max = 1
 [trainer]
 {policy}checkpoints_kept = 1
+checkpoint_every = {every}
 retry_s = 60
 [readybank]
 listen = "127.0.0.1:0"
@@ -90,6 +91,7 @@ class Run:
         text = _CONFIG.format(
             model=model,
             port=self.port,
+            every=1 + any(fault.name.startswith("trainer.record_trained") for fault in wanted),
             policy="" if engine else 'policy = "fake"\ntransport = "gloo"\n',
             fakes="" if engine else _FAKES,
         )

@@ -41,6 +41,7 @@ REDIS_WRITES = frozenset(
         "readybank.filter",
         "readybank.retire",
         "readybank.trim",
+        "trainer.record_trained",
         "trainer.record_durable",
         "trainer.record_published",
     )

@@ -21,6 +21,7 @@ from muster.v1 import inference_pb2 as inf
 from muster.v1 import inference_pb2_grpc, router_pb2_grpc, sandbox_pb2_grpc
 from muster.v1 import sandbox_pb2 as sbx
 from services.router.adapters.calls import Calls
+from services.router.adapters.clocks import Clocks
 from services.router.adapters.durable import Durable
 from services.router.config import RouterConfig
 from services.router.driver import RouterDriver
@@ -173,6 +174,9 @@ async def router(
     run: str,
     folder: Path,
     durable_type: Callable[[Redis, streams.RunStreams], Durable] = Durable,
+    *,
+    clocks: Clocks | None = None,
+    verify_queue_s: float = 0.0,
     **rules: Any,
 ) -> AsyncIterator[Router]:
     """Start a router on the run; leaving the block ends it as abruptly as a crash would."""
@@ -182,7 +186,13 @@ async def router(
     path = folder / f"router-{epoch}.jsonl"
     journal = Journal(path, "router", machine_rules)
     durable = durable_type(redis, streams.RunStreams(redis, run, role="router", epoch=epoch))
-    calls = Calls(Letters(), durable.task_archive, box_start_timeout_s=5)
+    calls = Calls(
+        Letters(),
+        durable.task_archive,
+        box_start_timeout_s=5,
+        verify_queue_s=verify_queue_s,
+        clocks=clocks,
+    )
     driver = RouterDriver(machine, calls, durable, Registry(redis, run), journal, RouterConfig())
     stopping = asyncio.Event()
     servicer = RouterServicer(driver, run, stopping, groups_max=100)

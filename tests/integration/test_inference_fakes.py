@@ -16,13 +16,14 @@ import pytest
 from redis.asyncio import Redis
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from muster import codec, rpc, streams
+from muster import codec, rpc
 from muster.registry import Registry
 from muster.types import SamplingParams
 from muster.v1 import common_pb2 as common
 from muster.v1 import events_pb2 as ev
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.versions import append_version
 
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
@@ -104,7 +105,7 @@ async def replica(folder: Path, redis: Redis, redis_url: str, run: str) -> Async
 
 async def published(redis: Redis, run: str, version: int) -> None:
     record = ev.PolicyVersionRecord(version=version, stage=ev.VERSION_STAGE_PUBLISHED)
-    await streams.append_version(redis, run, record)
+    await append_version(redis, run, record)
 
 
 async def test_it_speaks_the_model_s_words_the_same_for_the_same_seed(

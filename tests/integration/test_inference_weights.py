@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 from muster import codec, rpc
 from muster.model import ensure_model
 from muster.registry import Registry
-from muster.streams import append_version
 from muster.transfer import manifest as weights
 from muster.transfer.publisher import ReplicaPublication, publish
 from muster.types import SamplingParams, VersionSpan
@@ -31,6 +30,7 @@ from muster.v1 import common_pb2 as common
 from muster.v1 import events_pb2 as ev
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.versions import append_version
 
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable
 
 import pytest
 from redis.asyncio import Redis
@@ -31,6 +32,12 @@ async def ready(redis: Redis, run: str) -> Leadership:
 async def stands_by(other: Leadership) -> None:
     while not other.stood_by:  # noqa: ASYNC110 - a process tells it in its log alone
         await asyncio.sleep(BEAT_S)
+
+
+async def lead_until_told(leader: Leadership, happens: Awaitable[object]) -> None:
+    async with asyncio.timeout(10), leader.lead():
+        await happens
+        await asyncio.Event().wait()
 
 
 async def lead_until_fenced(leader: Leadership, redis: Redis, run: str) -> None:
@@ -70,16 +77,46 @@ async def test_a_leader_learns_of_a_newer_one(redis: Redis, run: str) -> None:
     assert failed.group_contains(Fenced, match="a newer router leads")
 
 
-async def test_an_epoch_that_a_power_cut_took_back_is_not_given_again(
+async def test_an_epoch_that_a_power_cut_took_back_ends_its_leader_and_is_not_given_again(
     redis: Redis, run: str
 ) -> None:
     """Replicas and hosts have seen the first leader's epoch, and refuse every older one."""
-    for _ in range(3):
+    for lost in range(3):
         leader = await ready(redis, run)
-        async with leader.lead():
-            await redis.set(f"m:{{{run}}}:epoch:router", leader.epoch - 1)
+        with pytest.raises(ExceptionGroup) as failed:
+            await lead_until_told(leader, redis.set(f"m:{{{run}}}:epoch:router", lost))
+        assert failed.group_contains(Fenced)
     async with (await ready(redis, run)).lead() as epoch:
         assert epoch == 4
+
+
+async def test_a_leader_ends_when_another_has_taken_its_place(redis: Redis, run: str) -> None:
+    """It was silent for too long; the other has not taken its epoch yet."""
+    leader, key = await ready(redis, run), f"m:{{{run}}}:leader:router"
+    with pytest.raises(ExceptionGroup) as failed:
+        await lead_until_told(leader, redis.set(key, "another", px=60_000))
+    assert failed.group_contains(Fenced, match="a newer router leads")
+    assert await redis.get(key) == b"another"
+
+
+async def test_an_epoch_is_on_disk_before_it_is_used(redis: Redis, run: str) -> None:
+    async def waits() -> int:
+        told = await redis.info("commandstats")
+        return int(told.get("cmdstat_waitaof", {}).get("calls", 0))
+
+    before = await waits()
+    await next_epoch(redis, run, "router")
+    assert await waits() == before + 1
+
+
+async def test_whoever_may_not_wait_for_the_disk_leads_all_the_same(
+    redis: Redis, redis_url: str, run: str
+) -> None:
+    rules = ("reset", "on", "nopass", "~*", "+@all", "-waitaof")
+    await redis.execute_command("ACL", "SETUSER", "limited", *rules)  # type: ignore[no-untyped-call]
+    limited = Redis(unix_socket_path=redis_url.removeprefix("unix://"), username="limited")
+    assert await next_epoch(limited, run, "router") == 1
+    await limited.aclose()
 
 
 async def test_one_that_is_known_to_be_dead_is_not_waited_for(redis: Redis, run: str) -> None:

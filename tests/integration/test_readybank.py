@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from redis.asyncio import Redis
 
-from muster import codec, journal
+from muster import codec, journal, payload
 from muster.config import RedisConfig
 from muster.errors import Fenced, InvalidInput, MusterError, Refused, Unavailable
 from muster.registry import Registry
@@ -254,7 +254,8 @@ def _check_parts(parts: list[bytes], run: str) -> None:
     for one in found:
         invalid = (one.group, one.sibling) == ("g-0", 2)
         wanted = [] if invalid else _segments(one.sibling, 0) + _segments(one.sibling, 1)
-        assert [codec.segment_from_pb(s) for s in one.segments] == wanted
+        turns = [payload.unpacked(turn.key, turn.payload) for turn in one.turns]
+        assert [codec.segment_from_pb(s) for turn in turns for s in turn.segments] == wanted
         assert one.task == f"task-of-{one.group}"
         assert one.sampling.seed == 5
     assert codec.label_from_pb(found[2].label) == INFRA
@@ -345,12 +346,16 @@ async def test_a_former_bank_stops(tmp_path: Path, redis: Redis, run: str, redis
 async def test_a_restart_of_redis_is_nothing_the_trainer_notices(
     tmp_path: Path, run: str, own_redis: OwnRedis
 ) -> None:
-    """Kill the server while a lease waits; what it had written is there again."""
+    """Kill the server while a lease waits; what it had written is there again, so the bank stays
+    (below `always` it may have forgotten something: tests/integration/test_leader_server.py)."""
     own_redis.start()
     async with connect(RedisConfig(url=own_redis.url)) as redis:
+        await redis.config_set("appendfsync", "always")
         router = Router(redis, run, await next_epoch(redis, run, "router"))
         await router.group("before", scored(1.0), scored(0.0))
         bank = BankProcess(tmp_path, run, own_redis.url)
+        with bank.config.open("a") as config:
+            config.write('appendfsync = "always"\n')
         with _ended(bank):
             bank.start()
             async with _stub(redis, run) as stub:

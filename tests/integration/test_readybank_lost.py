@@ -38,11 +38,11 @@ async def test_a_batch_of_another_step_or_run_is_not_taken_back(
         async with _stub(redis, run) as stub:
             for batch in wrong:
                 request = rb.RegisterTrainerRequest(
-                    run=run, trainer_epoch=1, last_durable_step=1, last_batch=batch
+                    run=run, trainer_epoch=1, last_durable_step=1, batches=[batch]
                 )
                 with pytest.raises(InvalidInput) as caught, calling("register"):
                     await stub.RegisterTrainer(request, timeout=DEADLINE_S)
-                assert caught.value.field == "last_batch"
+                assert caught.value.field == "batches"
             with pytest.raises(Refused) as refused:
                 await _register(stub, run, 1, durable=1)
     assert refused.value.field == "last_durable_step"

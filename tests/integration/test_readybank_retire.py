@@ -8,12 +8,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from muster.errors import NotFound, Refused, Unavailable
+from muster.errors import InvalidInput, NotFound, Refused, Unavailable
 from muster.history import History
+from muster.registry import Registry
 from muster.rpc import calling
-from muster.streams import RunStreams, StreamEntry, append_version, next_epoch
+from muster.streams import RunStreams, StreamEntry, next_epoch
 from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as rb
 from sim.builders import INFRA, scored
@@ -25,6 +27,7 @@ from tests.integration.test_readybank import (
     _lease,
     _stub,
 )
+from tests.versions import append_version
 
 AT = (  # every effect of clearing up, and what comes before it
     "readybank.filter.after",
@@ -54,24 +57,24 @@ async def _acknowledge(stub: object, run: str, step: int, kept: int) -> None:
 
 
 async def _until_trimmed(redis: Redis, run: str) -> None:
-    """Both streams hold no more than the last entry that was read."""
+    """No more is left than the last entry that was read, and the batch of the mark."""
     streams = RunStreams(redis, run)
     async with asyncio.timeout(DEADLINE_S):
-        for stream in ("events", "outcomes"):
-            while await redis.xlen(streams.key(stream)) > 1:  # noqa: ASYNC110 - another process does it
+        for stream, left in (("events", 1), ("outcomes", 1), ("fates", 0), ("batches", 2)):
+            while await redis.xlen(streams.key(stream)) > left:  # noqa: ASYNC110 - another process does it
                 await asyncio.sleep(0.02)
-        while await redis.xlen(streams.key("fates")) > 66 * 4:  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.02)
 
 
 async def _groups(redis: Redis, run: str) -> None:
     """job-0 is filtered, job-1 and job-2 are batches of their own."""
     router = Router(redis, run, await next_epoch(redis, run, "router"))
     await router.group("job-0", scored(1.0), INFRA)
-    await router.episode("job-0", 1, INFRA, attempt=1)
+    await router.episode("job-0", 1, replace(INFRA, replays=3), attempt=1)
     await router.episode("job-0", 1, INFRA, attempt=2)
     await router.group("job-1", scored(1.0), scored(0.0))
     await router.group("job-2", scored(0.0), scored(0.0))
+    read = dict.fromkeys(("versions", "fates", "batches"), "9999999999999-0")  # whatever comes
+    await RunStreams(redis, run, role="router").mark_read(read)
 
 
 def _fast(bank: BankProcess) -> None:
@@ -97,7 +100,8 @@ async def test_a_kill_at_any_effect_leaves_nothing_behind(
         bank.start()
         monkeypatch.delenv("MUSTER_TEST_FAILPOINTS")
         with contextlib.suppress(Unavailable):  # the bank ends under its trainer
-            await _train_two(redis, run)
+            if await _comes(redis, run, bank):
+                await _train_two(redis, run)
         assert bank.process is not None
         assert await asyncio.to_thread(bank.process.wait, 10) == -signal.SIGKILL
         bank.start()
@@ -111,7 +115,7 @@ async def test_a_kill_at_any_effect_leaves_nothing_behind(
         "filtered": 1,
         "episodes": 8,
         "turns": 16,
-        "repairs": 2,
+        "repairs": 5,
         "outcome:infra_failure": 3,
         "outcome:model_success": 2,
         "outcome:model_failure": 3,
@@ -119,9 +123,20 @@ async def test_a_kill_at_any_effect_leaves_nothing_behind(
     assert await redis.get(streams.key("retired", "job")) == b"\xe0"
     assert await redis.hget(streams.key("mark"), "step") == b"2"
     assert await redis.hlen(streams.key("seen", "fates")) == 0
+    assert await redis.hlen(streams.key("seen", "batches")) == 2  # of the mark
     kept = History(bank.state / "history" / run)
     read = {m.id for m in [*kept.read("events"), *await streams.read_all("events")]}
     assert len(read) == 3 + 8 * 3  # openings, and two turns and an end for each attempt
+
+
+async def _comes(redis: Redis, run: str, bank: BankProcess) -> bool:
+    """Wait until it has announced itself; False when it has ended before."""
+    assert bank.process is not None
+    while not await Registry(redis, run).list("readybank"):
+        if bank.process.poll() is not None:
+            return False
+        await asyncio.sleep(0.02)
+    return True
 
 
 async def _train_two(redis: Redis, run: str, after: int = 0) -> None:
@@ -163,6 +178,25 @@ async def test_what_a_trainer_may_go_back_to_stays(
     left = sorted([key.decode() async for key in redis.scan_iter(streams.key("p", "*"))])
     assert left == [streams.key("p", f"job-2.{n}.0.{t}") for n in (0, 1) for t in (0, 1)]
     assert len(await streams.read_all("versions")) == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "field"),
+    [(0, 0, "step"), (1, 2, "oldest_kept_step"), (1, -1, "oldest_kept_step")],
+)
+async def test_no_trainer_has_more_deleted_than_it_has(
+    tmp_path: Path, redis: Redis, run: str, redis_url: str, step: int, kept: int, field: str
+) -> None:
+    await _groups(redis, run)
+    bank = BankProcess(tmp_path, run, redis_url)
+    with _ended(bank):
+        bank.start()
+        async with _stub(redis, run) as stub:
+            await _register(stub, run, 1, 0, 0)
+            await _lease(stub, run, 1, groups=1)
+            with pytest.raises(InvalidInput) as caught:
+                await _acknowledge(stub, run, step, kept)
+    assert caught.value.field == field
 
 
 async def test_a_dead_letter_is_kept_once_and_a_batch_is_explained(

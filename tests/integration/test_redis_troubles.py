@@ -180,11 +180,14 @@ async def test_a_full_server_takes_what_leads_to_its_relief(
     async with redis_own.full(server):
         with pytest.raises(Unavailable, match=r"takes no writes .* → .*maxmemory"):
             await router.append([entry("more work")])
+        await router.mark_read({"fates": "1-0"})
         epoch = await next_epoch(client, "r", "readybank")
         bank = RunStreams(client, "r", role="readybank", epoch=epoch)
         assert await bank.append([StreamEntry("fates", "fates", "job-0", b"trained")]) == [True]
         totals = {"trained": 1}
         assert await bank.retire("job-0", job="job", index=0, totals=totals, delete=["p"])
+        assert await bank.read_by("router") == {"fates": "1-0"}
+        await bank.drop(["late"])
         async with registry.announce("sandbox", "s", "h:1"):
             assert [found.id for found in await registry.list("sandbox")] == ["s"]
     assert await server.admin.exists("p") == 0

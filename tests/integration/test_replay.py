@@ -98,6 +98,18 @@ async def test_the_same_commands_show_the_same(redis: Redis, run: str) -> None:
     assert (done.recorded_reward, done.reward, done.equal) == (1.0, 1.0, True)
 
 
+async def test_what_runs_is_told_before_it_runs(redis: Redis, run: str) -> None:
+    """A command may hang for its whole limit: whoever waits knows what for."""
+    await record(redis, run)
+    recorded = await read_episode(redis, run, ID)
+    told: list[str] = []
+    async with fake_host() as (_, address):
+        await replay_at([Entry("sandbox", "h1", address)], recorded, Config(), told.append)
+    assert told[0] == f"{ID}: task team/task, 2 commands on h1"
+    assert told[1] == "turn 0 runs, at most 5 s: echo 1 > answer.txt"
+    assert told[-1] == "the result is verified"
+
+
 async def test_what_differs_is_named_by_turn(redis: Redis, run: str) -> None:
     await record(redis, run, [TWO[0], ("cat answer.txt; exit 3", "2\n", 3)], reward=0.5)
     done = await replayed(redis, run)
@@ -168,7 +180,7 @@ async def test_the_runs_own_boxes_and_epoch_are_untouched(redis: Redis, run: str
     ("episode", "error", "told"),
     [
         ("job-1", InvalidInput, "write GROUP.SIBLING.ATTEMPT"),
-        ("job-9-00000.0.1", NotFound, "has no group job-9-00000 → runs here: "),
+        ("job-9-00000.0.1", NotFound, "has no group job-9-00000 → did you mean job-1-00003[?] "),
         ("job-1-00003.2.9", NotFound, "no turn of this attempt .* siblings are 0 to 3"),
     ],
 )
@@ -178,6 +190,12 @@ async def test_what_cannot_be_replayed_is_told(
     await record(redis, run)
     with pytest.raises(error, match=told):
         await read_episode(redis, run, episode)
+
+
+async def test_a_run_that_is_not_there_names_those_that_are(redis: Redis, run: str) -> None:
+    await record(redis, run)
+    with pytest.raises(NotFound, match=f"runs here: .*{run}.*; choose with --run"):
+        await read_episode(redis, "another", ID)
 
 
 async def command_line(*words: str) -> tuple[int, str]:

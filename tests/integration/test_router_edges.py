@@ -11,12 +11,14 @@ import pytest
 from redis.asyncio import Redis
 
 from muster import rpc
-from muster.errors import Exhausted, Fenced, InvalidInput
+from muster.errors import Exhausted, Fenced, InvalidInput, Refused
 from muster.streams import Received
+from muster.types import EpisodeKey, SamplingParams
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from muster.v1 import router_pb2 as rt
 from services.router.adapters.durable import Durable, decode_tailed
+from services.router.commands import OpenGroup
 from services.router.config import RouterConfig
 from tests.integration.router_world import fleet, router
 from tests.integration.test_router import submission
@@ -25,12 +27,22 @@ from tests.integration.test_router import submission
 @pytest.mark.parametrize(
     "message",
     [
-        Received("versions", "1-0", ev.PolicyVersionRecord(version=3).SerializeToString(), ""),
+        Received(
+            "versions",
+            "1-0",
+            ev.PolicyVersionRecord(version=3, stage=ev.VERSION_STAGE_DURABLE).SerializeToString(),
+            "",
+        ),
         Received("batches", "1-0", ev.BatchRecord(step=3).SerializeToString(), ""),
     ],
 )
 def test_what_is_neither_published_nor_trained_means_nothing_yet(message: Received) -> None:
     assert decode_tailed(message.stream, message.data) is None
+
+
+def test_a_version_without_a_stage_is_none() -> None:
+    with pytest.raises(InvalidInput):
+        decode_tailed("versions", ev.PolicyVersionRecord(version=3).SerializeToString())
 
 
 class NoConversations:
@@ -46,7 +58,8 @@ class NoConversations:
 async def test_following_goes_on_after_what_recovery_read_and_reads_nothing_twice(
     redis: Redis, run: str
 ) -> None:
-    from muster.streams import RunStreams, append_version
+    from muster.streams import RunStreams
+    from tests.versions import append_version
 
     durable = Durable(redis, RunStreams(redis, run))
     stage = ev.VERSION_STAGE_PUBLISHED
@@ -56,6 +69,22 @@ async def test_following_goes_on_after_what_recovery_read_and_reads_nothing_twic
     await append_version(redis, run, ev.PolicyVersionRecord(version=2, stage=stage))
     assert [getattr(x, "version", 0) for x in await durable.follow()] == [2]
     assert await durable.follow() == []
+
+
+async def test_a_group_that_was_retired_meanwhile_is_not_opened_again(
+    redis: Redis, run: str
+) -> None:
+    """The router read the records before, and the bits after; it ends, and reads again."""
+    from muster.streams import RunStreams
+
+    streams = RunStreams(redis, run)
+    durable = Durable(redis, streams)
+    opening = OpenGroup("job-1", "job", "t", "d", 1, 0, SamplingParams())
+    key = EpisodeKey(run, "job-1", 0, 0, 1)
+    await durable.open_group(opening, key)
+    await streams.retire("job-1", job="job", index=1, totals={"filtered": 1}, delete=[])
+    with pytest.raises(Refused):
+        await durable.open_group(opening, key)
 
 
 async def test_tasks_in_memory_are_bounded(redis: Redis, run: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 from redis.asyncio import Redis
 
 from muster import journal, rpc
-from muster.errors import InvalidInput
+from muster.errors import Exhausted, InvalidInput, MusterError, Unavailable
 from muster.v1 import common_pb2 as pb
 from muster.v1 import sandbox_pb2 as sbx
+from services.router.adapters.clocks import Clocks
 from tests.integration.router_world import (
     REPLY,
     ScriptedHost,
@@ -22,6 +24,7 @@ from tests.integration.router_world import (
     router,
 )
 from tests.integration.test_router import complete, submission, until
+from tests.integration.test_router_resume import submission as of_six_turns
 
 
 @pytest.mark.parametrize("kind", ["sandbox/h0", "inference/r0"])
@@ -147,3 +150,55 @@ async def test_a_journal_with_a_reward_that_is_no_number_replays(
         progress = await until(it.stub, complete)
     assert progress.outcomes == {"model_failure": 2}
     assert journal.verify(it.journal).problem == ""
+
+
+async def test_a_wall_clock_that_is_set_charges_the_model_for_nothing(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    jumps = itertools.count(1_000.0, 1_000.0)
+    clocks = Clocks(wall=lambda: next(jumps))
+    world = router(redis, run, tmp_path, clocks=clocks, episode_timeout_s=60.0)
+    async with fleet(redis, run), world as it:
+        await it.stub.SubmitTaskSet(of_six_turns(), timeout=5)
+        progress = await until(it.stub, complete)
+    assert (progress.turns, progress.outcomes) == (12, {"model_success": 2})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exhausted("5 requests are running", field="inference.max_requests"),
+        Unavailable("the replica is fenced", field="replica.state", value="fenced"),
+    ],
+    ids=["full", "fenced"],
+)
+async def test_a_replica_that_takes_nothing_now_is_waited_for(
+    redis: Redis, run: str, tmp_path: Path, error: MusterError
+) -> None:
+    world = router(redis, run, tmp_path, generate_retries_max=0, repairs_max=0, retry_after_s=0.01)
+    async with fleet(redis, run) as (replicas, _), world as it:
+
+        def busy(request: Any) -> None:
+            if len(replicas[0].requests) < 6:
+                raise error
+
+        replicas[0].spoil = busy
+        await it.stub.SubmitTaskSet(submission(), timeout=5)
+        progress = await until(it.stub, complete)
+    assert progress.outcomes == {"model_success": 2}
+
+
+async def test_a_verification_may_wait_for_a_place_on_its_host(
+    redis: Redis, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[float] = []
+
+    async def verify(self: ScriptedHost, request: Any, context: Any) -> sbx.VerifyResponse:
+        left.append(context.time_remaining())
+        return sbx.VerifyResponse(status=sbx.VERDICT_STATUS_REWARDED, reward=1.0)
+
+    monkeypatch.setattr(ScriptedHost, "Verify", verify)
+    async with fleet(redis, run), router(redis, run, tmp_path, verify_queue_s=5_000.0) as it:
+        await it.stub.SubmitTaskSet(submission(), timeout=5)
+        await until(it.stub, complete)
+    assert min(left) > 5_000.0

@@ -13,7 +13,7 @@ import zstandard
 from redis.asyncio import Redis
 
 from muster import journal
-from muster.errors import Unavailable
+from muster.errors import MusterError, NotFound, Unavailable
 from muster.streams import RunStreams, StreamEntry
 from muster.taskset import read_task_set
 from muster.v1 import common_pb2 as pb
@@ -239,12 +239,20 @@ async def test_a_box_that_cannot_be_rebuilt_leaves_one_trajectory_of_a_new_attem
     assert len(labels) == 4
 
 
+@pytest.mark.parametrize(
+    ("error", "outcomes"),
+    [
+        (NotFound("lost with the result of its step", field="box"), {"model_failure": 1}),
+        (Unavailable("Socket closed"), {"infra_failure": 3}),
+    ],
+    ids=["their own word", "out of reach"],
+)
 async def test_a_command_that_takes_two_hosts_with_it_is_the_models_failure(
-    redis: Redis, run: str, tmp_path: Path
+    redis: Redis, run: str, tmp_path: Path, error: MusterError, outcomes: dict[str, int]
 ) -> None:
     async def die(request: Any) -> None:
         if request.turn == 3 and request.episode.sibling == 0:
-            raise Unavailable("Socket closed")
+            raise error
 
     hosts = [BoxHost("a"), BoxHost("b")]
     for host in hosts:
@@ -252,10 +260,12 @@ async def test_a_command_that_takes_two_hosts_with_it_is_the_models_failure(
     async with talking(redis, run, hosts), router(redis, run, tmp_path) as it:
         await it.stub.SubmitTaskSet(submission(), timeout=5)
         progress = await until(it.stub, complete)
-    assert dict(progress.outcomes) == {"model_failure": 1, "model_success": 1}
+    assert dict(progress.outcomes) == {**outcomes, "model_success": 1}
     found = await RunStreams(redis, run).read_all("outcomes")
     labels = [ev.OutcomeLabel.FromString(m.data) for m in found]
-    assert [x.cause for x in labels if x.episode.sibling == 0] == ["command_kills_hosts"]
+    causes = {"model_failure": "command_kills_hosts", "infra_failure": "host_lost"}
+    (blamed,) = outcomes
+    assert {x.cause for x in labels if x.episode.sibling == 0} == {causes[blamed]}
 
 
 async def test_a_payload_that_is_gone_ends_its_attempt_by_name(

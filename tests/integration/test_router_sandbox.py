@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from muster.archive import TaskFile, pack_files
 from muster.streams import RunStreams
+from muster.types import EpisodeKey
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from muster.v1 import inference_pb2 as inf
@@ -53,12 +54,18 @@ def counting(request: inf.GenerateRequest) -> list[inf.GenerateResponse]:
 
 
 @asynccontextmanager
-async def world(redis: Redis, run: str) -> AsyncIterator[FakeBackend]:
+async def hosted(redis: Redis, run: str) -> AsyncIterator[tuple[FakeBackend, SandboxHost]]:
     async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "h0") as host:
         hosts: Any = [SandboxServicer(host)]
         async with fleet(redis, run, hosts=hosts) as (replicas, _):
             replicas[0].spoil = counting
-            yield backend
+            yield backend, host
+
+
+@asynccontextmanager
+async def world(redis: Redis, run: str) -> AsyncIterator[FakeBackend]:
+    async with hosted(redis, run) as (backend, _):
+        yield backend
 
 
 async def plain(redis: Redis, run: str, folder: Path) -> dict[tuple[int, int], list[int]]:
@@ -103,3 +110,39 @@ async def test_a_box_lost_with_its_step_is_rebuilt(redis: Redis, run: str, tmp_p
     assert told.turns_replayed == 4
     outcomes = await RunStreams(redis, run).read_all("outcomes")
     assert sorted(ev.OutcomeLabel.FromString(m.data).replays for m in outcomes) == [0, 1]
+
+
+async def test_a_box_that_is_ahead_of_its_records_is_rebuilt_from_them(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    want = await plain(redis, f"{run}-plain", tmp_path / "plain")
+    async with hosted(redis, run) as (backend, host):
+        async with router(redis, run, tmp_path, Stuck) as first:
+            gate = first.driver._durable.gate = Gate()  # type: ignore[attr-defined]
+            await first.stub.SubmitTaskSet(submission(), timeout=5)
+            await asyncio.wait_for(gate.reached.wait(), 10)
+        # As if the records of turn 4 were lost with the power.
+        (box, *_) = sorted(backend.running)
+        whose = next(living for living in await host.claim(run, first.epoch) if living.box == box)
+        key: EpisodeKey = whose.key
+        await host.execute(key, box, 4, "echo lost >> log", 10, after=3)
+        async with router(redis, run, tmp_path) as second:
+            progress = await until(second.stub, complete)
+    assert await trajectories(redis, run) == want
+    assert (progress.repairs, dict(progress.outcomes)) == (1, {"model_success": 2})
+    assert len(await recorded(redis, run, "box_restored")) == 1
+
+
+async def test_boxes_that_nobody_goes_on_in_are_given_back_at_the_takeover(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    async with hosted(redis, run) as (backend, _):
+        async with router(redis, run, tmp_path, Stuck) as first:
+            gate = first.driver._durable.gate = Gate()  # type: ignore[attr-defined]
+            await first.stub.SubmitTaskSet(submission(), timeout=5)
+            await asyncio.wait_for(gate.reached.wait(), 10)
+        assert len(backend.running) == 2
+        await redis.delete(f"m:{{{run}}}:events", f"m:{{{run}}}:jobs")  # nobody knows of it now
+        async with router(redis, run, tmp_path), asyncio.timeout(10):
+            while backend.running:  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0.01)

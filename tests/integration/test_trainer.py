@@ -23,9 +23,11 @@ from redis.asyncio import Redis
 from muster.errors import Fenced
 from muster.registry import Registry
 from muster.rpc import calling, channel
-from muster.streams import RunStreams, next_epoch
+from muster.streams import RunStreams, StreamEntry, next_epoch
 from muster.v1 import events_pb2 as ev
+from muster.v1 import inference_pb2 as inf
 from muster.v1 import trainer_pb2 as pb
+from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.trainer_pb2_grpc import TrainerServiceStub
 from services.trainer.adapters.checkpoint import CheckpointMeta
 from services.trainer.adapters.version_log import RedisVersionLog
@@ -34,6 +36,7 @@ from sim.builders import scored
 from tests.integration.test_readybank import BankProcess, Router
 
 if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
     from muster.v1.trainer_pb2_grpc import TrainerServiceAsyncStub
 
 DEADLINE_S = 60.0
@@ -290,6 +293,57 @@ async def test_a_replica_takes_the_new_version(
     assert report.error == ""
     assert report.latency_s >= report.receive_s > 0
     assert published.digest == processes.meta(1).digest
+
+
+async def test_a_replica_that_starts_with_other_weights_than_the_run_s_waits_for_the_trainer(
+    processes: Processes, redis: Redis, run: str
+) -> None:
+    """Version 1 is published and in no checkpoint, so a replica that starts has only version 0."""
+    config = processes.bank.config
+    config.write_text(config.read_text() + "checkpoint_every = 2\n")
+    with ended(processes):
+        replica = processes.start_replica()
+        try:
+            processes.bank.start()
+            processes.start_trainer()
+            await processes.router.group("g-0", scored(1.0), scored(0.0))
+            await processes.record(1, ev.VERSION_STAGE_PUBLISHED)
+            processes.end_trainer(signal.SIGKILL)
+            replica.terminate()
+            assert replica.wait(timeout=15) == 0
+            replica = processes.start_replica()
+            started = await replica_status(redis, run)
+            assert (started.state, started.version) == (inf.REPLICA_STATE_FENCED, 0)
+            processes.start_trainer()  # goes back to version 0, and trains the step again
+            await processes.record(2, ev.VERSION_STAGE_PUBLISHED)
+            healed = await replica_status(redis, run)
+            assert (healed.state, healed.version) == (inf.REPLICA_STATE_SERVING, 2)
+        finally:
+            replica.kill()
+            replica.wait(timeout=15)
+
+
+async def replica_status(redis: Redis, run: str) -> inf.GetReplicaStatusResponse:
+    """Of the one replica of the run, once it has announced itself."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not (found := await Registry(redis, run).list("inference")):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    async with channel(found[-1].address) as opened:
+        stub: InferenceServiceAsyncStub = InferenceServiceStub(opened)
+        with calling("status"):
+            return await stub.GetReplicaStatus(inf.GetReplicaStatusRequest(), timeout=10)
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"\xff\xff rubbish", ev.PolicyVersionRecord(stage=1).SerializeToString()]
+)
+async def test_an_entry_that_is_no_version_is_left_out(
+    redis: Redis, run: str, rubbish: bytes
+) -> None:
+    """The last one is its own parent: a walk along the line would never end."""
+    await RunStreams(redis, run).append([StreamEntry("versions", "rubbish", "1", rubbish)])
+    log = RedisVersionLog(redis, run, await next_epoch(redis, run, "trainer"))
+    assert await log.known() == {}
 
 
 async def test_a_former_trainer_cannot_record_a_version(redis: Redis, run: str) -> None:

@@ -231,7 +231,11 @@ class Bench:
         known = self.sent.get(self.durable)
         self.brought = known.batch if known else None
         register = e.TrainerRegistered(
-            self.epoch, self.durable, "register", self.brought, self.kept
+            self.epoch,
+            self.durable,
+            "register",
+            (self.brought,) if self.brought else (),
+            self.kept,
         )
         self.feed(register)
         if self.refused:

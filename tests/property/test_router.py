@@ -7,6 +7,7 @@ end every job has ended and nothing is left counted, boxed or waiting.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from typing import Any
@@ -21,6 +22,8 @@ from services.router.rules import RouterRules
 from tests.unit.router.world import BLOCK, generated, job, stepped, verdict
 
 REPLICAS, HOSTS = ("r0", "r1"), ("h0", "h1")
+# Of each of the 3 settings; MUSTER_TEST_EXAMPLES is for all of them together.
+SEEDS = int(os.environ.get("MUSTER_TEST_EXAMPLES", "300")) // 3
 ROUGH_STEPS, FAIR_STEPS = 400, 3000
 
 
@@ -115,7 +118,8 @@ class Books:
         self.conversations.add(command.episode.id)
         self.only_once("generate", command.episode.id, command.turn, command.retry)
         if self.unlucky(0.25):
-            return e.GenerateFailed(command.episode, command.turn, command.replica, "gone")
+            at = (command.episode, command.turn, command.replica)
+            return e.GenerateFailed(*at, "gone", full=self.chance.random() < 0.5)
         if self.chance.random() < 0.05:
             return e.ContextFull(command.episode, command.turn)
         return generated(command, self.chance.choice([BLOCK, BLOCK, "DONE", "hmm"]))
@@ -233,7 +237,7 @@ class Books:
 
 @pytest.mark.parametrize(("doubled", "cancels"), [(0.0, False), (0.0, True), (0.1, False)], ids=str)
 def test_whatever_happens_every_job_ends_and_nothing_is_left(doubled: float, cancels: bool) -> None:
-    for seed in range(100):
+    for seed in range(SEEDS):
         books = Books(seed, doubled=doubled, cancels=cancels)
         try:
             books.run()

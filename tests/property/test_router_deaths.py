@@ -8,6 +8,7 @@ unless the host has heard of its successor.
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from typing import Any
@@ -26,6 +27,8 @@ from tests.unit.router.test_conversation import Letters, said
 from tests.unit.router.world import job, verdict
 
 SIZE, STEPS = 2, 4000
+# Of each of the 4 settings; MUSTER_TEST_EXAMPLES is for all of them together.
+SEEDS = int(os.environ.get("MUSTER_TEST_EXAMPLES", "240")) // 4
 JOB = job(groups=2, size=SIZE, max_turns=7)
 
 
@@ -110,14 +113,15 @@ class World:
         self.feed(e.ReplicasListed((e.Replica("r0", "r0"),)))
         self.feed(e.HostsListed(tuple(e.Host(h, h) for h in self.hosts)))
         self.feed(JOB)
-        for number, group in enumerate(self.store.groups):
+        for group in self.store.groups:
             told = restore_siblings(
                 SIZE,
                 self.store.attempts.get(group, {}).values(),
                 self.store.labels.get(group, {}),
                 60,
             )
-            self.feed(e.GroupRestored(group, "j", number, self.with_payloads(group, told)))
+            index = int(group.rpartition("-")[2])
+            self.feed(e.GroupRestored(group, "j", index, self.with_payloads(group, told)))
         self.feed(e.RecoveryEnded())
 
     def with_payloads(self, group: str, siblings: Any) -> tuple[e.SiblingRestored, ...]:
@@ -245,7 +249,7 @@ class World:
         episode = command.episode
         assert command.label.cause != "replay_differs", "replayed otherwise than it had run"
         if self.store.new(f"{episode.id}#end"):
-            self.store.change(episode, AttemptSeen.ended)
+            self.store.change(episode, lambda seen: seen.ended(command.turns))
             labels = self.store.labels.setdefault(episode.group, {})
             labels[episode.sibling, episode.attempt] = command.label
         return e.EpisodeRecorded(episode)
@@ -319,7 +323,7 @@ WANT = next(iter(World(0, deaths=0.0, losses=0.0).run().store.tokens().values())
 def test_no_turn_is_lost_doubled_or_changed_by_deaths_of_routers_and_boxes(
     deaths: float, losses: float
 ) -> None:
-    for seed in range(60):
+    for seed in range(SEEDS):
         world = World(seed, deaths=deaths, losses=losses)
         try:
             world.run()

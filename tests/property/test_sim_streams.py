@@ -1,7 +1,7 @@
 """The modelled store does what the scripts do on a real server, over random calls.
 
-What would be seen: a dedupe, fence, `needs`, retire or trim that the model has otherwise than
-muster.streams, so that the fault bench would prove nothing.
+What would be seen: a dedupe, fence, `needs`, bit, retire, drop or trim that the model has otherwise
+than muster.streams, so that the fault bench would prove nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from redis import Redis as Plain
 from redis.asyncio import Redis
 
-from muster.errors import Fenced
+from muster.errors import Refused
 from muster.streams import RunStreams, StreamEntry
 from muster.supervise.plan import server_binary
 from sim.streams import RUN, ModelStreams, Store, at_once
@@ -31,11 +31,19 @@ _DEDUPE = st.sampled_from(("opened", "a", "b"))
 def _entries(draw: Any) -> StreamEntry:
     group, dedupe = draw(_GROUPS), draw(_DEDUPE)
     needs = "" if dedupe == "opened" else draw(st.sampled_from(("", "opened")))
-    return StreamEntry("events", f"g:{group}", dedupe, f"{group}/{dedupe}".encode(), needs=needs)
+    bit = (("retired", "job"), int(group[-1])) if draw(st.booleans()) else None
+    data = f"{group}/{dedupe}".encode()
+    return StreamEntry("events", f"g:{group}", dedupe, data, needs=needs, unless_bit=bit)
 
 
 _CALLS = st.one_of(
-    st.tuples(st.just("append"), st.lists(_entries(), min_size=1, max_size=3), st.booleans()),
+    st.tuples(
+        st.just("append"),
+        st.lists(_entries(), min_size=1, max_size=3),
+        st.sampled_from((b"", b"tokens", b"other tokens")),
+    ),
+    st.tuples(st.just("drop")),
+    st.tuples(st.just("mark_read"), st.sampled_from(("0", "5-0", "7-1"))),
     st.tuples(st.just("retire"), _GROUPS),
     st.tuples(st.just("trim"), st.integers(0, 5)),
     st.tuples(st.just("epoch")),
@@ -79,8 +87,12 @@ class Both:
     ) -> Any:
         try:
             if call[0] == "append":
-                payloads = {streams.key("p", "x"): b"tokens"} if call[2] else {}
+                payloads = {streams.key("p", "x"): call[2]} if call[2] else {}
                 return await _now(streams.append(call[1], payloads), side)
+            if call[0] == "drop":
+                return await _now(streams.drop([streams.key("p", "x")]), side)
+            if call[0] == "mark_read":
+                return await _now(streams.mark_read({"fates": call[1]}), side)
             if call[0] == "retire":
                 index = int(call[1][-1])
                 return await _now(
@@ -95,11 +107,11 @@ class Both:
                 )
             found = await _now(streams.read_all("events"), side)
             ids = [message.id for message in found]
-            return (
-                await _now(streams.trim("events", ids[call[1]]), side) if call[1] < len(ids) else 0
-            )
-        except Fenced:
-            return "fenced"
+            if call[1] >= len(ids):
+                return 0
+            return await _now(streams.trim("events", ids[call[1]], ["x"]), side)
+        except Refused as error:  # a former owner, or a group that is gone
+            return type(error)
 
     async def same(self) -> None:
         model, real = self._streams(self.owners[-1])
@@ -107,6 +119,7 @@ class Both:
         assert left == [m.data for m in await real.read_all("events")]
         keys = [real.key("p", "x")]
         assert await _now(model.payloads(keys), 0) == await real.payloads(keys)
+        assert await _now(model.read_by("router"), 0) == await real.read_by("router")
         bits = await self.client.get(real.key("retired", "job"))
         assert bool(bits) == bool(self.store.bits.get("retired:job"))
         totals: Any = await self.client.hgetall(real.key("totals", "job"))  # type: ignore[misc]

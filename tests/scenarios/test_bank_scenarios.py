@@ -130,12 +130,13 @@ class Story:
     def do_register(
         self, epoch: str = "1", durable: str = "0", batch: str = "", kept: str = "0"
     ) -> list[str]:
-        step, last = int(durable), None
-        if batch:
-            members = tuple(_member(word) for word in batch.split(";"))
-            last = e.Batch(step, members, 0.0, 0.0, 1, 0)
+        last, told = int(durable), batch.split("/") if batch else []
+        batches = tuple(
+            e.Batch(step, tuple(map(_member, members.split(";"))), 0.0, 0.0, 1, 0)
+            for step, members in enumerate(told, last + 1 - len(told))
+        )
         return self.feed(
-            e.TrainerRegistered(int(epoch), step, self.call("register"), last, int(kept))
+            e.TrainerRegistered(int(epoch), last, self.call("register"), batches, int(kept))
         )
 
     def do_lease(self, step: str, groups: str = "1", epoch: str = "1") -> list[str]:

@@ -13,18 +13,24 @@ import pytest
 from msgspec import structs
 
 from muster import codec
+from muster.errors import Unavailable
 from muster.streams import StreamEntry
 from muster.types import EpisodeKey, Fate, Outcome, OutcomeLabel, StepLimit
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as bank
 from services.readybank.machine import BankMachine
 from services.router import events as router
+from services.router.adapters.clocks import Clocks
+from services.router.adapters.reach import DiedInFlight
 from services.router.machine import RouterMachine
+from sim.calls import Calls
 from sim.checks import Violation
-from sim.experiment import Bench, Parts, simulate
-from sim.models import CALM, LOSSY, ROUGH, Model
+from sim.engine import Replica
+from sim.experiment import Bench, Parts, faults_of, simulate
+from sim.models import CALM, FRAIL, LOSSY, ROUGH, Model
 from sim.streams import RUN
 
+SELDOM_SAVED = structs.replace(ROUGH, checkpoint_every=3)
 PASSED = OutcomeLabel(Outcome.MODEL_SUCCESS, "passed", 1.0)
 LOST = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
 
@@ -155,7 +161,7 @@ def a_group_retired_too_early(half: Half) -> None:
 
 def entries_trimmed_too_early(half: Half) -> None:
     last = half.bench.store.streams["events"][-1].id
-    half.bench.store.trim("events", last)
+    half.bench.store.trim("events", last, ())
 
 
 @pytest.mark.parametrize(
@@ -226,7 +232,7 @@ class RunsBeforeIntent(RouterMachine):
     def handle(self, event: Any, now: float) -> list[Any]:
         commands = super().handle(event, now)
         intents = [c for c in commands if isinstance(c, router.RecordIntent)]
-        rest = [c for c in commands if not isinstance(c, router.RecordIntent)]
+        rest: list[Any] = [c for c in commands if not isinstance(c, router.RecordIntent)]
         for c in intents:
             rest += super().handle(router.IntentRecorded(c.episode, c.turn), now)
         return rest
@@ -244,9 +250,50 @@ class GuessesSteps(RouterMachine):
         return super().handle(event, now)
 
 
+class MeasuresByTheWall(Calls):
+    """Takes the wall clock at both ends of a call."""
+
+    def __init__(self, owner: Any, *others: Any) -> None:
+        super().__init__(owner, *others)
+        self.clocks = Clocks(owner.wall, owner.wall)
+
+
+class TakesSilenceForDeath(Calls):
+    """Takes a host that does not answer for one that died."""
+
+    def _twice(self, op: str, host: Any, serve: Any, hear: Any, seconds: float) -> None:
+        def heard(found: Any) -> None:
+            silent = isinstance(found, Unavailable)
+            hear(DiedInFlight(str(found)) if silent else found)
+
+        super()._twice(op, host, serve, heard, seconds)
+
+
+class ServesAtOnce(Replica):
+    """Serves what its checkpoint holds, whatever the others serve."""
+
+    def _started(self, published: int | None) -> None:
+        super()._started(None)
+
+
+class SuspectsReplayedCommands(RouterMachine):
+    """Blames a command for a box that was lost while the box was rebuilt."""
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        if isinstance(event, router.StepFailed):
+            episode = self._episodes.get(event.episode.id)
+            if episode is not None and event.loss is not router.Loss.UNKNOWN:
+                episode._killed.setdefault(event.turn, set()).add(episode.host)
+        return super().handle(event, now)
+
+
 @pytest.mark.parametrize(
     ("parts", "model", "expected"),
     [
+        (Parts(calls=MeasuresByTheWall), ROUGH, "4: .*(budget_time|interval)"),
+        (Parts(router=SuspectsReplayedCommands), FRAIL, "4: .* kills hosts"),
+        (Parts(calls=TakesSilenceForDeath), FRAIL, "4: .* kills hosts"),
+        (Parts(replica=ServesAtOnce), SELDOM_SAVED, "8: .* was published"),
         (Parts(bank=ForgetsBatches), ROUGH, " (1|2|3): |raised|13: .* lost here"),
         (Parts(bank=SendsBeforeWriting), ROUGH, " 2: .*before it was durable"),
         (Parts(router=NeverFrees), LOSSY, "13: no end"),
@@ -260,6 +307,20 @@ def test_a_broken_machine_is_caught(parts: Parts, model: Model, expected: str) -
         problem = _problem(seed, model, parts)
         if problem:
             assert re.search(expected, problem), problem
+            return
+    pytest.fail("not caught")
+
+
+def test_a_leader_that_lives_on_when_the_store_lost_records_is_caught() -> None:
+    """It goes on from memory: what it builds does not fit what its followers read."""
+    model = structs.replace(ROUGH, power_cuts=True)
+    for seed in range(1, 40):
+        bench = Bench(seed, model)
+        bench.shared.keeps_all = True
+        bench.plan(faults_of(seed, model))
+        try:
+            bench.run()
+        except Violation:
             return
     pytest.fail("not caught")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from redis.asyncio import Redis
 
 from muster.errors import Unavailable
-from muster.streams import Received, RunStreams
+from muster.streams import Received, RunStreams, version_record
 from muster.v1 import events_pb2 as ev
 
 _STREAM = "versions"
@@ -35,8 +35,8 @@ async def follow(redis: Redis, run: str, after: str, serve: Callable[[int], None
 
 
 def _newest(messages: list[Received], after: str, serve: Callable[[int], None]) -> str:
-    records = [ev.PolicyVersionRecord.FromString(message.data) for message in messages]
-    published = [r.version for r in records if r.stage == ev.VERSION_STAGE_PUBLISHED]
+    records = [version_record(message) for message in messages]
+    published = [r.version for r in records if r and r.stage == ev.VERSION_STAGE_PUBLISHED]
     if published:
         serve(published[-1])
     return messages[-1].id if messages else after

@@ -2,16 +2,14 @@
 
 Owns: those effects, and reading back at start how far they came. Promise: each may be repeated
 after a crash, whole or in part; an entry is on disk (muster/history.py) before it leaves its
-stream. Does not cover: what is over (retire.py).
-
-Of fates the newest FATES_BATCHES batches' worth are kept in any case, of batches as many: a router
-that reads late still finds them, for it has no more groups open than that.
+stream; of fates, batches and versions none goes that the router has not said it has read, and none
+at all before it said anything. Does not cover: what is over (retire.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -26,7 +24,6 @@ from muster.streams import Received, RunStreams, reaching_redis
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
 
-FATES_BATCHES = 66  # one more than batches can be ahead of the trainer: router.lag_max is 64
 PAGE = 500
 
 # KEYS: epoch key, mark. ARGV: epoch, step, opened. The mark only grows.
@@ -52,11 +49,9 @@ class Clearing:
         gone: Callable[[str], bool],
         *,
         epoch: int,
-        groups_per_batch: int,
     ):
         self._redis, self._streams, self._history, self._gone = client, streams, history, gone
         self._epoch, self._mark = epoch, client.register_script(_MARK)
-        self._fates_kept = FATES_BATCHES * groups_per_batch
 
     async def restored(self, jobs: Iterable[str]) -> list[e.BankEvent]:
         """The mark and the retired groups, as events."""
@@ -89,6 +84,13 @@ class Clearing:
         if newer:
             raise self._fenced(newer)
 
+    async def trainer_epoch(self) -> int:
+        """The newest that a trainer has taken; 0 before the first."""
+        newest: Any = None
+        with reaching_redis():
+            newest = await self._redis.get(self._streams.key("epoch", "trainer"))
+        return int(newest or 0)
+
     async def in_charge(self) -> bool:
         """False when a newer bank is."""
         newest: Any = None
@@ -112,10 +114,7 @@ class Clearing:
                 over.group, job=over.job, index=over.index, totals=over.totals, delete=over.keys
             )
         else:  # a late entry: what it names goes, and nothing is counted again
-            if not await self.in_charge():
-                raise self._fenced(b"a newer one")
-            with reaching_redis():
-                await self._redis.unlink(*over.keys)
+            await self._streams.drop(over.keys)
         await failpoints.at("readybank.retire.after")
 
     async def trim(self, command: e.TrimStreams) -> None:
@@ -127,17 +126,23 @@ class Clearing:
 
         def version_over(message: Received) -> bool:
             record = ev.PolicyVersionRecord.FromString(message.data)
-            return record.version < command.version and message.id not in newest
+            none = record.stage == ev.VERSION_STAGE_UNSPECIFIED
+            return none or (record.version < command.version and message.id not in newest)
 
         def batch_over(message: Received) -> bool:
             return ev.BatchRecord.FromString(message.data).step < command.step
 
         def fate_over(message: Received) -> bool:
-            return self._gone(ev.GroupFate.FromString(message.data).group)
+            group = ev.GroupFate.FromString(message.data).group
+            return not group or self._gone(group)
 
-        await self._while("versions", version_over, _version_field)
-        await self._while("batches", batch_over, _batch_field, keep=FATES_BATCHES)
-        await self._while("fates", fate_over, keep=self._fates_kept)
+        read = await self._streams.read_by("router")
+        for stream, over, field in (
+            ("versions", version_over, _version_field),
+            ("batches", batch_over, _batch_field),
+            ("fates", fate_over, None),  # theirs went when the groups were retired
+        ):
+            await self._while(stream, over, read.get(stream, "0"), field)
 
     async def _below(self, stream: str, first_kept: str) -> None:
         while page := await self._page(stream, f"({first_kept}"):
@@ -147,24 +152,17 @@ class Clearing:
         self,
         stream: str,
         over: Callable[[Received], bool],
-        field: Callable[[Received], str] | None = None,
-        keep: int = 0,
+        read: str,
+        field: Callable[[Received], str] | None,
     ) -> None:
-        """Drop from the beginning as long as entries are over; unreadable ones are."""
-        name = self._streams.key(stream)
-        with reaching_redis():
-            left = int(await self._redis.xlen(name)) - keep
-        while left > 0:
-            page = await self._page(stream, "+")
-            cut = list(takewhile(lambda m: _over(m, over), page))[:left]
-            if not cut:
+        """Drop from the beginning, up to what was read, as long as entries are over; unreadable
+        ones are. Their dedupe fields go with them."""
+        while page := await self._page(stream, read):
+            cut = list(takewhile(lambda m: _over(m, over), page))
+            if cut:
+                await self._drop(stream, cut, [_field(m, field) for m in cut] if field else ())
+            if len(cut) < len(page):
                 return
-            if field is not None:
-                fields = [_field(message, field) for message in cut]
-                with reaching_redis():
-                    await self._redis.hdel(self._streams.key("seen", stream), *fields)
-            await self._drop(stream, cut)
-            left = left - len(cut) if len(cut) == len(page) else 0
 
     async def _page(self, stream: str, last: str) -> list[Received]:
         page: Any = []
@@ -180,13 +178,13 @@ class Clearing:
             for id_, fields in page
         ]
 
-    async def _drop(self, stream: str, entries: list[Received]) -> None:
+    async def _drop(self, stream: str, entries: list[Received], forget: Sequence[str] = ()) -> None:
         await failpoints.at("readybank.archive.before")
         await asyncio.to_thread(self._history.append, entries)
         await failpoints.at("readybank.archive.after")
         at, _, number = entries[-1].id.partition("-")
         await failpoints.at("readybank.trim.before")
-        await self._streams.trim(stream, f"{at}-{int(number) + 1}")
+        await self._streams.trim(stream, f"{at}-{int(number) + 1}", forget)
         await failpoints.at("readybank.trim.after")
 
     async def _newest_versions(self) -> set[str]:

@@ -114,6 +114,8 @@ def _label(message: Received) -> e.BankEvent:
 
 def _version(message: Received) -> e.BankEvent:
     found = ev.PolicyVersionRecord.FromString(message.data)
+    if found.stage == ev.VERSION_STAGE_UNSPECIFIED:
+        raise InvalidInput("a version without a stage", field=message.stream, value=message.id)
     published = found.stage == ev.VERSION_STAGE_PUBLISHED
     return e.VersionSeen(found.version, found.parent, published)
 
@@ -127,8 +129,11 @@ _READERS = {"events": _trajectory, "outcomes": _label, "versions": _version, "jo
 
 
 def batch_record(message: Received) -> ev.BatchRecord:
-    """A message of the batches stream."""
-    return ev.BatchRecord.FromString(message.data)
+    """A message of the batches stream. Raises InvalidInput for one that no bank writes."""
+    found = ev.BatchRecord.FromString(message.data)
+    if found.step < 1 or found.stage == ev.BATCH_STAGE_UNSPECIFIED:
+        raise InvalidInput("not the record of a batch", field=message.stream, value=message.id)
+    return found
 
 
 def restored_batches(records: Iterable[ev.BatchRecord]) -> list[e.BatchRestored]:

@@ -1,55 +1,65 @@
 """Token payloads of leased siblings.
 
-Owns: reading and joining them. Promise: turns in order, bytes as the router wrote them; a payload
-that is gone, too large or unreadable is an error that names it, never a shorter trajectory; at most
-3 x AHEAD siblings are in memory, whatever the size of the batch. Does not cover: when payloads are
-deleted (retire.py).
+Owns: reading them from Redis and putting them into the messages of a lease, packed as they are.
+Promise: turns in order, byte for byte as the router wrote them; a payload that is gone, too large
+or not packed is an error that names it, never a shorter trajectory; at most 3 x AHEAD siblings are
+in memory, whatever the size of the batch. Does not cover: what is inside a payload (the reader of a
+lease unpacks it with muster/payload.py, which names one that is damaged), when payloads are deleted
+(retire.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import zstandard
-from google.protobuf.message import DecodeError
-
-from muster import codec
-from muster.errors import MusterError, Refused
-from muster.rpc import MESSAGE_BYTES_MAX
+from muster import codec, payload
+from muster.errors import MusterError
 from muster.streams import RunStreams
 from muster.types import EpisodeKey
-from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as rb
 from services.readybank.events import LeasedGroup, LeasedSibling
 
 AHEAD = 8
-Window = list[tuple[LeasedGroup, LeasedSibling]]
-Parts = list[rb.LeaseBatchResponse | MusterError]
+Packed = Mapping[str, bytes | None]
+Siblings = list[tuple[LeasedGroup, LeasedSibling]]
+Window = tuple[Siblings, Packed]
+_TOKENS_MAX = payload.BYTES_MAX - (1 << 20)  # of one message; the rest is for keys and the label
 
 
 async def read(
-    streams: RunStreams, groups: Sequence[LeasedGroup], into: asyncio.Queue[Parts]
+    streams: RunStreams, groups: Sequence[LeasedGroup], into: asyncio.Queue[Window | MusterError]
 ) -> None:
-    """Every sibling with its label, and with its segments when the label is valid; AHEAD at a
-    time, and nothing at the end. An error is a part, and the last one."""
-    siblings: Window = [(group, sibling) for group in groups for sibling in group.siblings]
+    """What is recorded of every sibling, AHEAD at a time, and a window of none at the end.
+
+    An error is the last that comes.
+    """
+    siblings: Siblings = [(group, sibling) for group in groups for sibling in group.siblings]
     for start in range(0, len(siblings), AHEAD):
         window = siblings[start : start + AHEAD]
         keys = [key for _, sibling in window for key in sibling.payload_keys]
         try:
             found = dict(zip(keys, await streams.payloads(keys), strict=True))
-            # Not in a thread: measured, that costs more of the interpreter than it gives.
-            parts: Parts = [_part(streams.run, group, sibling, found) for group, sibling in window]
         except MusterError as error:
-            await into.put([error])
+            await into.put(error)
             return
-        await into.put(parts)
-    await into.put([])
+        await into.put((window, found))
+    await into.put(([], {}))
+
+
+def parts(run: str, window: Window) -> Iterator[rb.LeaseBatchResponse]:
+    """Each sibling with its label, and with its turns when the label is valid. Raises Refused.
+
+    One by one: the memory of one serves the next. A window's worth would be given back to the
+    kernel and faulted in again each time (measured: twice the cost).
+    """
+    siblings, found = window
+    for group, sibling in siblings:
+        yield _part(run, group, sibling, found)
 
 
 def _part(
-    run: str, group: LeasedGroup, sibling: LeasedSibling, found: dict[str, bytes | None]
+    run: str, group: LeasedGroup, sibling: LeasedSibling, found: Packed
 ) -> rb.LeaseBatchResponse:
     key = EpisodeKey(run, group.group, sibling.sibling, sibling.attempt, 0)
     part = rb.LeaseBatchResponse()
@@ -58,27 +68,15 @@ def _part(
     message.sibling, message.attempt = sibling.sibling, sibling.attempt
     message.label.CopyFrom(codec.label_to_pb(key, sibling.label))
     message.sampling.CopyFrom(codec.sampling_to_pb(group.sampling))
+    size = 0
     for name in sibling.payload_keys:
-        message.segments.extend(_unpacked(name, found[name]).segments)
+        data = found[name]
+        if data is None:
+            raise payload.refusal("the tokens of a turn are gone", name)
+        size += max(len(data), payload.size(name, data))
+        if size > _TOKENS_MAX:
+            raise payload.refusal(
+                "from this turn on, the tokens of an episode are too large to send", name
+            )
+        message.turns.add(key=name, payload=data)
     return part
-
-
-_unpacker = zstandard.ZstdDecompressor()  # of the event loop's thread
-
-
-def _unpacked(name: str, data: bytes | None) -> ev.TurnPayload:
-    if data is None:
-        raise _refusal("the tokens of a turn are gone", name)
-    try:
-        # The limit counts only where a frame does not tell its size; then the size is checked.
-        if zstandard.frame_content_size(data) > MESSAGE_BYTES_MAX:
-            raise _refusal("the tokens of a turn are too large to send", name)
-        plain = _unpacker.decompress(data, max_output_size=MESSAGE_BYTES_MAX)
-        return ev.TurnPayload.FromString(plain)
-    except (zstandard.ZstdError, DecodeError) as error:
-        raise _refusal(f"the tokens of a turn cannot be read ({error})", name) from error
-
-
-def _refusal(problem: str, name: str) -> Refused:
-    way_out = "restore the Redis data of this run, or start a new run"
-    return Refused(problem, field="payload_key", value=name, way_out=way_out)

@@ -12,18 +12,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
+import msgspec
 
 from muster import codec, failpoints, rpc, telemetry
-from muster.clock import wall
 from muster.errors import Exhausted, Fenced, MusterError, Unavailable
+from muster.replay import output_text
 from muster.types import EpisodeKey, FinishReason, Segment, VersionSpan
 from muster.v1 import common_pb2 as pb
 from muster.v1 import inference_pb2 as inf
 from muster.v1 import sandbox_pb2 as sbx
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub
-from services.router import chat
 from services.router import events as e
+from services.router.adapters.clocks import Clocks
 from services.router.adapters.reach import best_effort, loss_at_verdict, loss_of, twice
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import ChatCodec, Conversation
@@ -37,6 +38,7 @@ _log = telemetry.logger("router.calls")
 _KEEP_S = 300.0  # how long an address outlives its announcement
 _CLAIM_S = 2.0
 _SLACK_S = 15.0  # over a limit that the other side enforces itself
+_NOT_SERVING = "replica.state"  # the field by which a replica says so
 
 
 class Calls:
@@ -48,9 +50,13 @@ class Calls:
         archive: Callable[[str], Awaitable[bytes]],
         *,
         box_start_timeout_s: float,
+        verify_queue_s: float = 0.0,
+        clocks: Clocks | None = None,
     ):
+        """`verify_queue_s`: how long a verification may wait for a place on its host."""
         self._codec, self._archive = chat_codec, archive
-        self._box_start_timeout_s = box_start_timeout_s
+        self._box_start_timeout_s, self._verify_queue_s = box_start_timeout_s, verify_queue_s
+        self._clocks = clocks or Clocks()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self.addresses: dict[str, str] = {}  # replica or host id → address
         self._gone_since: dict[str, float] = {}  # of ids that are no longer announced
@@ -121,14 +127,23 @@ class Calls:
     async def claim_replica(self, run: str, replica: str, owner_epoch: int) -> bool:
         """Make a replica refuse every older owner; False when it does not answer now."""
         request = inf.ClaimReplicaRequest(run=run, owner_epoch=owner_epoch)
-        return await _claimed(
+        claimed = await _claimed(
             lambda: self._engine(replica).ClaimReplica(request, timeout=_CLAIM_S), replica
         )
+        return claimed is not None
 
-    async def claim_host(self, run: str, host: str, owner_epoch: int) -> bool:
-        """The same of a sandbox host."""
+    async def claim_host(self, run: str, host: str, owner_epoch: int) -> e.BoxesFound | None:
+        """The same of a sandbox host: its living boxes; None when it does not answer now."""
         request = sbx.ClaimHostRequest(run=run, owner_epoch=owner_epoch)
-        return await _claimed(lambda: self._host(host).ClaimHost(request, timeout=_CLAIM_S), host)
+        found = await _claimed(lambda: self._host(host).ClaimHost(request, timeout=_CLAIM_S), host)
+        if found is None:
+            return None
+        keys = [(codec.key_from_pb(living.episode), living.box) for living in found.boxes]
+        living = [
+            e.Living(msgspec.structs.replace(k, owner_epoch=owner_epoch), box, k.owner_epoch)
+            for k, box in keys
+        ]
+        return e.BoxesFound(host, tuple(living))
 
     # -- inference ---------------------------------------------------------------------
 
@@ -143,7 +158,7 @@ class Calls:
         room = min(command.max_tokens, command.context_max - len(context))
         if room <= 0:
             return e.ContextFull(command.episode, command.turn)
-        start = wall()
+        start, end = self._clocks.start()
         try:
             await failpoints.at("router.generate.before")
             sampled, finish = await self._sample(command, context, room)
@@ -152,15 +167,18 @@ class Calls:
         except Fenced:
             raise
         except MusterError as error:
-            return e.GenerateFailed(command.episode, command.turn, command.replica, str(error))
+            full = isinstance(error, Exhausted) or error.field == _NOT_SERVING
+            at = (command.episode, command.turn, command.replica)
+            return e.GenerateFailed(*at, str(error), full=full)
         if reason is FinishReason.ABORT:
             why = "the replica aborted the request"
             return e.GenerateFailed(command.episode, command.turn, command.replica, why)
         spans = codec.spans_from_pb(finish.spans)
         text = conversation.reply(*sampled, spans)
-        self.usage[command.episode.id] = TurnUsage(
-            len(context), len(sampled[0]), finish.cached_tokens, spans
-        )
+        if self._conversations.get(command.episode.id) is conversation:  # not dropped meanwhile
+            self.usage[command.episode.id] = TurnUsage(
+                len(context), len(sampled[0]), finish.cached_tokens, spans
+            )
         return e.Generated(
             episode=command.episode,
             turn=command.turn,
@@ -171,7 +189,7 @@ class Calls:
             start_unix_s=start,
             queue_s=_seconds(finish.queue_s),
             prefill_s=_seconds(finish.prefill_s),
-            end_unix_s=wall(),
+            end_unix_s=end(),
         )
 
     async def _sample(
@@ -210,7 +228,7 @@ class Calls:
     # -- sandbox -----------------------------------------------------------------------
 
     async def acquire(self, command: e.AcquireBox) -> e.RouterEvent:
-        start = wall()
+        start, end = self._clocks.start()
         limits = command.limits
         try:
             request = sbx.AcquireBoxRequest(
@@ -245,16 +263,17 @@ class Calls:
                 retryable=isinstance(error, Unavailable | Exhausted),
                 network_need="network" in error.field,
             )
-        return e.BoxAcquired(command.episode, command.host, box.box, start, wall())
+        return e.BoxAcquired(command.episode, command.host, box.box, start, end())
 
     async def exec(self, command: e.Exec) -> e.RouterEvent:
-        start = wall()
+        start, end = self._clocks.start()
         request = sbx.ExecRequest(
             episode=codec.key_to_pb(command.episode),
             box=command.box,
             turn=command.turn,
             command=command.command,
             timeout_s=command.timeout_s,
+            after_turn=command.after,
         )
         deadline = command.timeout_s + _SLACK_S
 
@@ -280,24 +299,25 @@ class Calls:
             limit=limit,
             wall_s=_seconds(step.wall_s),
             cpu_s=_seconds(step.cpu_s),
-            output=chat.output_text(step.output_head, step.output_tail, step.output_bytes_total),
+            output=output_text(step.output_head, step.output_tail, step.output_bytes_total),
             box_broken=step.box_broken,
             start_unix_s=start,
-            end_unix_s=wall(),
-            cpu_stall_s=_seconds(step.cpu_stall_s),
+            end_unix_s=end(),
+            cpu_stall_s=_told(step.cpu_stall_s),
             repeated=step.repeated,
             box=command.box,
         )
 
     async def verify(self, command: e.Verify) -> e.RouterEvent:
-        start = wall()
-        request = sbx.VerifyRequest(episode=codec.key_to_pb(command.episode), box=command.box)
+        start, end = self._clocks.start()
+        request = sbx.VerifyRequest(
+            episode=codec.key_to_pb(command.episode), box=command.box, after_turn=command.after
+        )
+        deadline = self._verify_queue_s + command.timeout_s + _SLACK_S
         try:
             await failpoints.at("router.verify.before")
             with rpc.calling(f"Verify on {command.host}"):
-                verdict = await self._host(command.host).Verify(
-                    request, timeout=command.timeout_s + _SLACK_S
-                )
+                verdict = await self._host(command.host).Verify(request, timeout=deadline)
             await failpoints.at("router.verify.after")
             status = codec.verdict_from_pb(verdict.status)
         except Fenced:
@@ -310,9 +330,9 @@ class Calls:
             reward=_reward(verdict.reward),
             detail=verdict.detail,
             start_unix_s=start,
-            end_unix_s=wall(),
+            end_unix_s=end(),
             cpu_s=_seconds(verdict.cpu_s),
-            cpu_stall_s=_seconds(verdict.cpu_stall_s),
+            cpu_stall_s=_told(verdict.cpu_stall_s),
         )
 
     async def release(self, command: e.ReleaseBox) -> None:
@@ -324,6 +344,11 @@ class Calls:
             await failpoints.at("router.release.after")
 
         await best_effort(call)
+
+
+def _told(value: float) -> float:
+    """A duration that a kernel may not tell: -1 says so, and stays what it is."""
+    return value if value == -1.0 else _seconds(value)
 
 
 def _seconds(value: float) -> float:
@@ -351,14 +376,13 @@ def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan
         )
 
 
-async def _claimed(call: Callable[[], Awaitable[object]], who: str) -> bool:
-    """True when it knows; Fenced is raised: then we are a former owner ourselves."""
+async def _claimed(call: Callable[[], Awaitable[R]], who: str) -> R | None:
+    """Its answer when it knows; Fenced is raised: then we are a former owner ourselves."""
     try:
         with rpc.calling(f"claiming {who}"):
-            await call()
+            return await call()
     except Fenced:
         raise
     except MusterError as error:
         _log.info("%s is not claimed yet: %s", who, error)
-        return False
-    return True
+        return None

@@ -16,13 +16,13 @@ from redis.asyncio import Redis
 
 from muster import codec, failpoints
 from muster.clock import wall
-from muster.errors import NotFound
+from muster.errors import InvalidInput, NotFound
 from muster.streams import RunStreams, StreamEntry, reaching_redis
 from muster.taskset import Task, task_from_archive
 from muster.types import EpisodeKey, Segment, StepLimit
 from muster.v1 import events_pb2 as ev
 from services.router import events as e
-from services.router.adapters.restore import Conversations, Letters, Restorer, TurnUsage
+from services.router.adapters.restore import Conversations, Letters, Records, Restorer, TurnUsage
 
 TAILED = ("versions", "fates", "batches")
 
@@ -219,7 +219,7 @@ class Durable:
         """Everything durable, as events: jobs, then fates, then groups."""
         letters, jobs, cancelled = self._letters, dict[str, e.JobSpec](), set[str]()
         for message in await self._streams.read_all("jobs"):
-            record = letters.read(message, ev.JobRecord.FromString)
+            record = letters.read(message, _job_record)
             if record is None:
                 continue
             if record.cancelled:
@@ -228,13 +228,17 @@ class Durable:
             else:
                 jobs[record.job] = await self._job(record)
                 yield e.JobSubmitted(jobs[record.job])
+        # The counts of retired groups last: one that the bank retires meanwhile is then whole in
+        # the records and has its fate, or is counted. Else it would be opened again, or never end.
+        records = await Records.read(self._streams)
+        tailed = [event async for event in self._tailed()]
         retired = dict[str, frozenset[int]]()
         for job in jobs:
             totals = await self._totals(job)
             retired[job] = frozenset(totals.indexes_retired)
             yield totals
         over = set[str]()
-        async for event in self._tailed():
+        for event in tailed:
             if isinstance(event, e.FateRecorded):
                 over.add(event.group)
             yield event
@@ -242,6 +246,7 @@ class Durable:
             self._streams,
             letters,
             jobs,
+            records,
             over=frozenset(over),
             cancelled=frozenset(cancelled),
             retired=retired,
@@ -271,10 +276,15 @@ class Durable:
                     yield event
 
     async def _totals(self, job: str) -> e.JobTotals:
-        """What the bank counted of groups that are gone."""
+        """What the bank counted of groups that are gone: counts and bits of one moment."""
+        key = self._streams.key("retired", job)
         with reaching_redis():
-            found: Any = await self._redis.hgetall(self._streams.key("totals", job))
-            bits: Any = await self._redis.get(self._streams.key("retired", job))
+            bits: Any = await self._redis.get(key)
+            while True:
+                found: Any = await self._redis.hgetall(self._streams.key("totals", job))
+                before, bits = bits, await self._redis.get(key)
+                if bits == before:  # else a group was retired in between
+                    break
         return job_totals(job, {k.decode(): int(v) for k, v in found.items()}, bits or b"")
 
     async def follow(self) -> list[e.RouterEvent]:
@@ -292,10 +302,7 @@ class Durable:
 
     async def mark_read(self) -> None:
         """Say how far the tailed streams were read: the bank trims nothing beyond."""
-        with reaching_redis():
-            await self._redis.hset(
-                self._streams.key("read", "router"), mapping=dict[Any, Any](self.positions)
-            )
+        await self._streams.mark_read(self.positions)
 
     async def _job(self, record: ev.JobRecord) -> e.JobSpec:
         infos = []
@@ -337,6 +344,8 @@ def decode_tailed(stream: str, data: bytes) -> e.RouterEvent | None:
     """A message of the bank or the trainer as an event; None when it means nothing here."""
     if stream == "versions":
         version = ev.PolicyVersionRecord.FromString(data)
+        if version.stage == ev.VERSION_STAGE_UNSPECIFIED:
+            raise InvalidInput("a version without a stage", field=stream, value=version.version)
         published = version.stage == ev.VERSION_STAGE_PUBLISHED
         return e.VersionPublished(version.version, version.step.step) if published else None
     if stream == "batches":
@@ -344,6 +353,13 @@ def decode_tailed(stream: str, data: bytes) -> e.RouterEvent | None:
         return e.BatchTrained(batch.step) if batch.stage == ev.BATCH_STAGE_TRAINED else None
     fate = ev.GroupFate.FromString(data)
     return e.FateRecorded(fate.group, codec.fate_from_pb(fate.fate), fate.step)
+
+
+def _job_record(data: bytes) -> ev.JobRecord:
+    record = ev.JobRecord.FromString(data)
+    if not record.job:
+        raise InvalidInput("a job without a name", field="job", value="")
+    return record
 
 
 def task_info(task: Task) -> e.TaskInfo:
@@ -371,6 +387,9 @@ def _entry(
     )
     if isinstance(message, ev.TrajectoryEvent):
         plain += (("seq", str(message.seq)),)
-    needs = "" if dedupe == "opened" else "opened"
     data = message.SerializeToString()
-    return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, needs)
+    if dedupe != "opened":
+        return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, needs="opened")
+    job, _, index = key.group.rpartition("-")  # as the bank counts it once it is over
+    bit = (("retired", job), int(index))
+    return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, unless_bit=bit)

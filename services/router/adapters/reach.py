@@ -18,8 +18,8 @@ R = TypeVar("R")
 _log = telemetry.logger("router.calls")
 
 
-class InFlight(Unavailable):
-    """The call was under way when its peer went; what it did is not known."""
+class DiedInFlight(Unavailable):
+    """The call was under way when its peer's process ended; what it did is not known."""
 
 
 def loss_of(error: MusterError) -> e.Loss:
@@ -29,7 +29,7 @@ def loss_of(error: MusterError) -> e.Loss:
             return e.Loss.UNKNOWN
         # A host names the box that it does not know, and none when it went with the step.
         return e.Loss.BOX_GONE if error.value else e.Loss.BOX_KILLED
-    if isinstance(error, InFlight):
+    if isinstance(error, DiedInFlight):
         return e.Loss.BOX_KILLED
     return e.Loss.BOX_GONE if isinstance(error, Unavailable) else e.Loss.UNKNOWN
 
@@ -52,10 +52,19 @@ def reached(error: Unavailable) -> bool:
     return not any(words in str(error) for words in _NOT_BY_THE_COMMAND)
 
 
+def died(error: Unavailable) -> bool:
+    """True when a process that took a call before has ended: its kernel refuses the connection.
+
+    A line that is cut, or a host that is stuck, looks otherwise: as silence.
+    """
+    return "connection refused" in str(error).lower()
+
+
 async def twice(call: Callable[[], Awaitable[R]], what: str) -> R:
     """A keyed call, repeated once when its answer was lost.
 
-    Raises InFlight when the first one had reached its peer and the second finds nothing.
+    Raises DiedInFlight when the first one had reached its peer and the second finds that it has
+    ended; what the second call met when that is not known.
     """
     try:
         with rpc.calling(what):
@@ -66,9 +75,9 @@ async def twice(call: Callable[[], Awaitable[R]], what: str) -> R:
     try:
         with rpc.calling(what):
             return await call()
-    except (Unavailable, NotFound) as error:
-        if reached(first):
-            raise InFlight(f"{first}; then: {error}") from error
+    except Unavailable as error:
+        if reached(first) and died(error):
+            raise DiedInFlight(f"{first}; then: {error}") from error
         raise
 
 

@@ -100,6 +100,17 @@ class Letters:
             del self.dead[:_PAGE]
 
 
+class Records(Value, frozen=True):
+    """The entries of groups, as they are in Redis."""
+
+    events: list[Received]
+    outcomes: list[Received]
+
+    @classmethod
+    async def read(cls, streams: RunStreams) -> Records:
+        return cls(await streams.read_all("events"), await streams.read_all("outcomes"))
+
+
 class Restorer:
     """Reads the groups of a run back."""
 
@@ -108,6 +119,7 @@ class Restorer:
         streams: RunStreams,
         letters: Letters,
         jobs: Mapping[str, e.JobSpec],
+        records: Records,
         *,
         over: frozenset[str],
         cancelled: frozenset[str],
@@ -116,6 +128,7 @@ class Restorer:
     ):
         """`over`: groups with a fate; `cancelled`: jobs; `retired`: indexes by job."""
         self._streams, self._letters, self._jobs = streams, letters, jobs
+        self._records = records
         self._over, self._cancelled, self._retired = over, cancelled, retired
         self._conversations = conversations
         self.traces: dict[str, str] = {}  # group → traceparent of its opening
@@ -126,11 +139,11 @@ class Restorer:
 
     async def groups(self, repairs_max: Mapping[str, int]) -> list[e.GroupRestored]:
         """Every group that is not retired, in the order of opening. `repairs_max` by job."""
-        for message in await self._streams.read_all("events"):
+        for message in self._records.events:
             opened = self._letters.read(message, self._take_event)
             if opened and message.traceparent:
                 self.traces[opened] = message.traceparent
-        for message in await self._streams.read_all("outcomes"):
+        for message in self._records.outcomes:
             self._letters.read(message, self._take_label)
         found = []
         for group, told in self._opened.items():
@@ -182,7 +195,7 @@ class Restorer:
                 box = event.box_restored
                 return seen.restored(box.repair).in_box(box.host, box.box)
             case "episode_finished":
-                return seen.ended()
+                return seen.ended(event.episode_finished.turns)
             case _:
                 return seen
 

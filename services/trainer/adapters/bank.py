@@ -7,11 +7,12 @@ Does not cover: retries (driver.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grpc
 
-from muster import codec, rpc
+from muster import codec, payload, rpc
 from muster.errors import InvalidInput, Unavailable
 from muster.registry import Registry
 from muster.streams import reaching_redis
@@ -42,14 +43,14 @@ class GrpcBank:
         self._lease_wait_s, self._deadline_s = lease_wait_s, call_deadline_s
 
     async def register(
-        self, last_durable_step: int, last_batch: FrozenBatch | None, oldest_kept_step: int
+        self, last_durable_step: int, batches: Sequence[FrozenBatch], oldest_kept_step: int
     ) -> Registration:
         """See ports.Bank."""
         request = pb.RegisterTrainerRequest(
             run=self._run,
             trainer_epoch=self._epoch,
             last_durable_step=last_durable_step,
-            last_batch=frozen_to_pb(self._run, last_batch) if last_batch else None,
+            batches=[frozen_to_pb(self._run, batch) for batch in batches],
             oldest_kept_step=oldest_kept_step,
         )
         async with rpc.channel(await self._address()) as channel:
@@ -102,7 +103,10 @@ class GrpcBank:
 
 
 def batch_from_pb(parts: list[pb.LeaseBatchResponse]) -> TrainBatch:
-    """A leased batch from its stream; it must be whole (every group that the header names)."""
+    """A leased batch from its stream; it must be whole (every group that the header names).
+
+    Raises Refused, naming the payload, for a turn that cannot be read.
+    """
     if not parts or parts[0].WhichOneof("part") != "header":
         raise Unavailable("the lease ended before its header", way_out="lease again")
     header = parts[0].header
@@ -150,6 +154,10 @@ def _trajectory(message: pb.LeasedTrajectory) -> Trajectory:
         sibling=message.sibling,
         attempt=message.attempt,
         label=codec.label_from_pb(message.label),
-        segments=tuple(codec.segment_from_pb(segment) for segment in message.segments),
+        segments=tuple(
+            codec.segment_from_pb(segment)
+            for turn in message.turns
+            for segment in payload.unpacked(turn.key, turn.payload).segments
+        ),
         sampling=codec.sampling_from_pb(message.sampling),
     )

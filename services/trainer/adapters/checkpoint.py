@@ -2,8 +2,10 @@
 
 Owns: `step-000001/` folders and their meta.json. Promise: a folder with that name is whole and
 durable (written under another name, synced, renamed, its parent synced); what was half written or
-half deleted is swept at the next start; loading checks every file's size and digest. The newest
-`keep` stay (0: all); the others go when `prune` is called. Going back renames newer ones to
+half deleted is swept at the next start; loading checks every file's size and digest. One process at
+a time works here: it holds a lock, and where locks do not reach, one that has been replaced finds
+the newer epoch before it changes what others see. The newest `keep` stay (0: all); the others go
+when `prune` is called. Going back renames newer ones to
 `aside-EPOCH-step-000002`: they are never deleted here.
 Does not cover: what the files of the policy mean (model_files.py), when to prune (schedule.py).
 """
@@ -11,6 +13,8 @@ Does not cover: what the files of the policy mean (model_files.py), when to prun
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -20,7 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from muster.errors import ConfigError, InvalidInput, Refused
+from muster import telemetry
+from muster.errors import ConfigError, Fenced, InvalidInput, Refused, Unavailable
 from muster.types import Value
 from services.trainer.batch import FrozenBatch
 from services.trainer.figures import StepReport
@@ -30,9 +35,11 @@ from services.trainer.ports import VersionRecord
 
 META = "meta.json"
 EPOCH = "epoch"  # newest epoch that a trainer has used here
+LOCK = ".lock"
 RETURNED = "returned"  # the value of start_step that has been done
 _NAME = re.compile(r"step-(\d{6,})")
 _BLOCK = 8 << 20
+_log = telemetry.logger("trainer.checkpoint")
 
 
 class FileMark(Value, frozen=True):
@@ -69,6 +76,29 @@ class CheckpointStore:
 
     def __init__(self, root: Path, run: str, keep: int, required: Collection[str] = ()):
         self._root, self._run, self._keep, self._required = root, run, keep, required
+        self._epoch = 0  # own; 0 before it is known
+
+    async def hold(self) -> None:
+        """Take the folder, until this process ends. Raises Unavailable while another one has it."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+            os.close(handle)
+            raise Unavailable(
+                f"another trainer, process {holder or 'unknown'}, has the checkpoints of this run",
+                field="checkpoint",
+                value=self._root,
+                way_out="end that one, or take another run name",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+            _log.warning("%s has no locks (%s): run one trainer only", self._root, error)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def newest(self) -> tuple[Path, CheckpointMeta] | None:
         """The newest checkpoint, checked; None before the first. Sweeps what was left half done.
@@ -95,10 +125,11 @@ class CheckpointStore:
     def save(self, meta: CheckpointMeta, write: Callable[[str], None], stop: Stop) -> Path:
         """Make a checkpoint: `write` fills the folder. Returns its path once it is durable.
 
-        Raises Refused, and leaves the ones before, when it would lack a required file.
+        Raises Refused, and leaves the ones before, when it would lack a required file, and Fenced
+        when a newer trainer has come meanwhile.
         """
         self._root.mkdir(parents=True, exist_ok=True)
-        draft = self._root / f".writing-{meta.step:06d}"
+        draft = self._root / f".writing-{meta.trainer_epoch:06d}-{meta.step:06d}"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         write(str(draft))
@@ -116,6 +147,7 @@ class CheckpointStore:
         _sync(draft / META)
         _sync(draft)
         target = self._root / f"step-{meta.step:06d}"
+        self._check_newest(meta.trainer_epoch)
         if target.exists():  # this save is tried again
             self._delete(target)
         draft.rename(target)
@@ -129,7 +161,8 @@ class CheckpointStore:
         return _step(folders[-self._keep]) if enough else 0
 
     def prune(self, oldest_kept: int) -> None:
-        """Delete the checkpoints of steps below `oldest_kept`."""
+        """Delete the checkpoints of steps below `oldest_kept`. Raises Fenced as `save` does."""
+        self._check_newest(self._epoch)
         for folder in self._folders():
             if _step(folder) < oldest_kept:
                 self._delete(folder)
@@ -174,16 +207,31 @@ class CheckpointStore:
     def epoch(self) -> int:
         """The newest epoch that left a trace here. A Redis that lost its newest writes may count
         from below it."""
-        noted = self._noted(EPOCH)
-        found = [int(noted) if noted.isdecimal() else 0]
+        found = [self._newest_epoch()]
         for folder in self._folders()[-1:]:
             with contextlib.suppress(InvalidInput):  # `newest` says what is wrong with it
                 found.append(self._read(folder).trainer_epoch)
         return max(found)
 
     def note_epoch(self, epoch: int) -> None:
-        """Durable before the epoch is used for anything."""
+        """Durable before the epoch is used for anything. Raises Fenced for one that is old."""
+        self._check_newest(epoch)
         self._note(EPOCH, str(epoch))
+        self._epoch = epoch
+
+    def _newest_epoch(self) -> int:
+        noted = self._noted(EPOCH)
+        return int(noted) if noted.isdecimal() else 0
+
+    def _check_newest(self, epoch: int) -> None:
+        newest = self._newest_epoch()
+        if newest > epoch:
+            raise Fenced(
+                "a newer trainer works on the checkpoints of this run",
+                field="trainer_epoch",
+                value=epoch,
+                way_out=f"stop: epoch {newest} is in charge",
+            )
 
     def _noted(self, name: str) -> str:
         path = self._root / name

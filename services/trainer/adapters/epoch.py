@@ -12,15 +12,19 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from muster.streams import reaching_redis
+from muster.redis_link import RESERVE, reaching_redis
 
-# KEYS: the counter. ARGV: what is known to have been used.
-_TAKE = """
+# KEYS: the counter. ARGV: what is known to have been used. A full server lets it in: the trainer's
+# records are what lets memory be freed.
+_TAKE = (
+    RESERVE
+    + """
 local now = tonumber(redis.call("GET", KEYS[1]) or "0")
 local next = math.max(now, tonumber(ARGV[1])) + 1
 redis.call("SET", KEYS[1], string.format("%d", next))
 return next
 """
+)
 
 
 async def take_epoch(client: Redis, run: str, used: int) -> int:

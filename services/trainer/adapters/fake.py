@@ -1,13 +1,12 @@
-"""Stand-ins for the outer world, without torch: tests drive everything around the training.
+"""What the service runs on when nothing is to be trained (`trainer.policy = "fake"`).
 
-Promise: same contract as the real adapters, nothing random, nothing slow. `trainer.policy = "fake"`
-runs the service itself on `FakeTensors`, which trains nothing and sends real tensors, or, with
-`trainer.transport = "none"`, on `FakePolicy` and `UnsentFleet`, which need no torch at all.
+Promise: same contract as the real adapters, nothing random, nothing slow. `FakeTensors` trains
+nothing and sends real tensors; with `trainer.transport = "none"` `FakePolicy` and `UnsentFleet`
+take its place, which need no torch at all.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
@@ -15,21 +14,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from muster.errors import Unavailable
 from muster.registry import Registry
 from muster.streams import reaching_redis
 from services.trainer.adapters import model_files
-from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepFigures
 from services.trainer.plan import StepPlan
 from services.trainer.policy import Stop, Stopped
-from services.trainer.ports import (
-    KnownVersion,
-    Publication,
-    Registration,
-    ReplicaReport,
-    VersionRecord,
-)
+from services.trainer.ports import Publication, ReplicaReport
 
 FAKE_FILE = "fake.json"
 
@@ -100,96 +91,6 @@ class FakeTensors(FakePolicy):
         super().write(folder, stop)
         model_files.write_side_files(Path(folder), self._side_files)
         model_files.write_weights(Path(folder), self._tensors)
-
-
-class FakeBank:
-    """Leases the batches it was given, in order; remembers what was acknowledged."""
-
-    def __init__(self, batches: dict[int, TrainBatch]):
-        self.batches, self.acknowledged = batches, [0]
-        self.registered: list[int] = []
-        self.brought: list[FrozenBatch | None] = []
-        self.oldest_kept = 0
-        self.away = 0  # so many calls fail before the next succeeds
-        self.drained = asyncio.Event()  # a lease waits for a batch that does not exist
-
-    async def register(
-        self, last_durable_step: int, last_batch: FrozenBatch | None, oldest_kept_step: int
-    ) -> Registration:
-        """See ports.Bank."""
-        self._reach()
-        self.oldest_kept = oldest_kept_step
-        self.registered.append(last_durable_step)
-        self.brought.append(last_batch)
-        unseen = tuple(step for step in sorted(self.batches) if step > last_durable_step)
-        return Registration(last_durable_step + 1, unseen)
-
-    async def lease(self, step: int) -> TrainBatch:
-        """See ports.Bank."""
-        self._reach()
-        if step not in self.batches:
-            self.drained.set()
-            await asyncio.Event().wait()
-        return self.batches[step]
-
-    async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
-        """See ports.Bank."""
-        self._reach()
-        self.oldest_kept = oldest_kept_step
-        self.acknowledged.append(step)
-        return len(self.batches[step].groups)
-
-    def _reach(self) -> None:
-        if self.away:
-            self.away -= 1
-            raise Unavailable("the bank restarts")
-
-
-class FakeVersionLog:
-    """Keeps records in memory, one per (version, stage)."""
-
-    def __init__(self) -> None:
-        self.records: list[VersionRecord] = []
-
-    async def known(self) -> dict[int, KnownVersion]:
-        """See ports.VersionLog."""
-        return {r.version: KnownVersion(r.parent, r.digest) for r in self.records}
-
-    async def append(self, record: VersionRecord) -> None:
-        """See ports.VersionLog."""
-        if (record.version, record.stage) not in {(r.version, r.stage) for r in self.records}:
-            self.records.append(record)
-
-
-class FakeFleet:
-    """Replicas that take any version; `failing` ones report an error."""
-
-    def __init__(self, *names: str):
-        self.serving = dict.fromkeys(names, 0)
-        self.failing: set[str] = set()
-        self.published: list[int] = []
-
-    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
-        """See ports.Fleet."""
-        del version, parent
-        return _digest(state)
-
-    async def publish(
-        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
-    ) -> Publication:
-        """See ports.Fleet."""
-        del state, parent
-        served = self.serving.items()
-        stale = [name for name, at in served if at != version and name not in skip]
-        reports = []
-        for name in stale:
-            failed = name in self.failing
-            reports.append(ReplicaReport(name, error="it fails" if failed else ""))
-            self.serving[name] = self.serving[name] if failed else version
-        if stale:
-            self.published.append(version)
-        serving = sum(at == version for at in self.serving.values())
-        return Publication(tuple(reports), serving)
 
 
 class UnsentFleet:

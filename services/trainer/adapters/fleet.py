@@ -1,7 +1,8 @@
 """The inference replicas of the run: who is there, what each serves, and the publication.
 
 Owns: choosing whom to publish to. Promise: a replica that serves the version already is left alone,
-so publishing again is free; one that is starting loads the newest durable checkpoint by itself.
+so publishing again is free; one that has started with other weights than the newest published (it
+loads the newest durable checkpoint by itself, and is fenced then) is found and sent them.
 Does not cover: the transfer (muster/transfer/publisher.py).
 """
 

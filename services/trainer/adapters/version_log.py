@@ -9,7 +9,7 @@ from __future__ import annotations
 from redis.asyncio import Redis
 
 from muster.clock import wall
-from muster.streams import RunStreams, StreamEntry
+from muster.streams import RunStreams, StreamEntry, version_record
 from muster.v1 import events_pb2 as ev
 from services.trainer.figures import StepReport
 from services.trainer.ports import KnownVersion, ReplicaReport, Stage, VersionRecord
@@ -31,8 +31,9 @@ class RedisVersionLog:
         """See ports.VersionLog."""
         found = {}
         for message in await self._streams.read_all("versions"):
-            record = ev.PolicyVersionRecord.FromString(message.data)
-            found[record.version] = KnownVersion(record.parent, record.digest)
+            record = version_record(message)
+            if record and record.parent < record.version:
+                found[record.version] = KnownVersion(record.parent, record.digest)
         return found
 
     async def append(self, record: VersionRecord) -> None:

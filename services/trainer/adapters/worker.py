@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from muster import background
 
@@ -24,10 +24,10 @@ async def in_daemon(work: Callable[[], T], name: str) -> T:
     return await background.in_daemon(work, _PREFIX + name)
 
 
-async def unless(stopping: asyncio.Event, work: Callable[[], T], name: str) -> T | None:
+async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T], name: str) -> T | None:
     """The result of `work`, or None as soon as `stopping` is set."""
     async with asyncio.TaskGroup() as tasks:
-        doing = tasks.create_task(in_daemon(work, name), name=name)
+        doing = tasks.create_task(work, name=name)
         stopped = tasks.create_task(stopping.wait(), name=f"{name}-unless")
         await asyncio.wait((doing, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 from muster.audit import audit
 from muster.decode import decode
 from muster.entries import Dead, Kept, RunRecord, StreamState
+from muster.types import Outcome, OutcomeLabel
 from muster.v1 import events_pb2 as ev
 
+LOST = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
 G0, G1 = "job-00000", "job-00001"
 Story = Any
 TOTALS = {
@@ -48,6 +50,7 @@ WRONG_TOTALS = [
     ({"trained": 2}, "job job: its total says 2 trained, its entries add up to 1"),
     ({"episodes": 0}, "job job: its total says 0 episodes, its entries add up to 2"),
     ({"outcome:unknown": 1}, "its total says 1 outcome:unknown, its entries add up to 0"),
+    ({"repairs": 1}, "job job: its total says 1 repairs, its entries 0 to 0"),
 ]
 
 
@@ -55,6 +58,23 @@ WRONG_TOTALS = [
 def test_totals_that_do_not_add_up_are_found(good: Story, wrong: dict[str, int], told: str) -> None:
     record = kept(good, SOUND, totals={"job": TOTALS | wrong})
     assert any(told in line for line in findings(record)), findings(record)
+
+
+@pytest.mark.parametrize(("told", "clean"), [(2, False), (3, True), (4, True), (5, False)], ids=str)
+def test_repairs_of_both_kinds_are_counted(story: Story, told: int, clean: bool) -> None:
+    """A new attempt and two boxes; one more attempt was to come when the group was filtered."""
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0, 0, label=replace(LOST, replays=2))
+    story.episode(G0, 0, 1, label=LOST)
+    story.episode(G0, 1)
+    story.fate(G0, reason="job_cancelled")
+    totals = {"filtered": 1, "episodes": 3, "turns": 6, "repairs": told}
+    totals |= {"outcome:infra_failure": 2, "outcome:model_failure": 1}
+    found = [
+        line for line in findings(kept(story, SOUND, totals={"job": totals})) if "total" in line
+    ]
+    assert (found == []) == clean, found
 
 
 def test_a_retired_group_without_any_record_is_found(good: Story) -> None:

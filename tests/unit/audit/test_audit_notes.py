@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from muster.audit import audit
+from muster.audit_view import render_audit
 from muster.record import StreamState, decode
 from muster.types import Outcome, OutcomeLabel
 from muster.v1 import events_pb2 as ev
+from muster.view import console
 
 LOST = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
 G0, G1 = "job-00000", "job-00001"
@@ -23,6 +26,12 @@ def problems(story: Story) -> list[str]:
 
 def notes(story: Story) -> list[str]:
     return [f"{f.where}: {f.what}" for f in audit(story.record()).findings]
+
+
+def shown(story: Story) -> str:
+    out = io.StringIO()
+    console(out).print(render_audit(audit(story.record())))
+    return out.getvalue()
 
 
 def test_a_repair_after_a_lost_host_is_linked_and_counted(story: Story) -> None:
@@ -48,6 +57,21 @@ def test_a_new_owner_goes_on_with_an_attempt(story: Story) -> None:
     assert audit(story.record()).totals.attempts_abandoned == 0
 
 
+def test_what_still_runs_is_not_called_abandoned(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0)
+    story.turn((G0, 1, 0), 0)
+    totals = audit(story.record()).totals
+    assert (totals.attempts_finished, totals.attempts_running, totals.attempts_abandoned) == (
+        (1, 1, 0)
+    )
+    assert "1 finished + 1 running + 0 abandoned" in shown(story)
+    story.fate(G0, reason="cancelled")
+    totals = audit(story.record()).totals
+    assert (totals.attempts_running, totals.attempts_abandoned) == (0, 1)
+
+
 def test_invalid_siblings_of_a_trained_group_need_no_ancestry(story: Story) -> None:
     story.job(groups=1)
     story.opened(G0)
@@ -63,6 +87,30 @@ def test_a_return_to_an_old_checkpoint_is_no_problem(good: Story) -> None:
     good.batch(2, {G1: [0, 0]}, trained=True, version=1)
     assert problems(good) == []
     assert any("frozen 1 times, trained 2 times, unchanged" in line for line in notes(good))
+
+
+@pytest.mark.parametrize("asked", [0.5, 10.0])
+def test_a_batch_that_was_brought_back_keeps_what_was_filtered_meanwhile(
+    story: Story, asked: float
+) -> None:
+    """Entries of a story are of second 1: what was asked for later is no batch that was lost."""
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0)
+    story.episode(G0, 1)
+    story.fate(G0, reason="abandoned_version 1 (sibling 0 turn 0)")
+    story.batch(1, {G0: [0, 0]}, asked=asked)
+    story.version(1, 0, step=1)
+    story.batch(1, {G0: [0, 0]}, trained=True, asked=asked)
+    lost = f"group {G0}: filtered while the record of batch 1, which has it, was lost"
+    if asked < 1:
+        assert problems(story) == []
+        assert lost in notes(story)
+    else:
+        assert problems(story)[:2] == [
+            f"group {G0}: filtered, but stands in batch 1",
+            f"group {G0}: trained in batch 1, but has no such fate",
+        ]
 
 
 WHY_OPEN = [

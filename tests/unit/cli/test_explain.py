@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from muster.subject import Kind, Subject, subject
 from muster.types import Outcome, OutcomeLabel, Waiting
 from muster.v1 import router_pb2 as ro
 from muster.v1.router_pb2_grpc import RouterServiceServicer, add_RouterServiceServicer_to_server
+from muster.view import fitted
 
 Story = Any
 G0, G1 = "job-00000", "job-00001"
@@ -70,6 +73,52 @@ def test_a_hung_step_is_found_in_two_commands_from_the_streams_alone(hung: Story
 def test_a_group_leads_to_its_sibling_and_a_sibling_is_its_newest_attempt(hung: Story) -> None:
     assert next_of(told(hung, G1)) == f"muster explain {G1}.1.0 --state-dir x"
     assert told(hung, f"{G1}.1") == told(hung, f"{G1}.1.0")
+
+
+def test_one_sentence_comes_first_and_says_who_has_to_move(hung: Story) -> None:
+    for words in ((), (G1,), (f"{G1}.1.0",), ("job",)):
+        headline = told(hung, *words).splitlines()[1]
+        assert headline.startswith("in short: ")
+        assert "step of turn 2 runs: sleep 600" in headline
+        assert ", for 39.0 s; " in headline
+        assert headline.endswith("has to move: sandbox host h0")
+
+
+def test_a_running_step_leads_to_its_job_and_no_log(hung: Story) -> None:
+    """It ends at its limit; watch asks the router, which the folder finds, and knows no run."""
+    index = RunIndex(hung.record())
+    asked = subject((f"{G1}.1.0",), index)
+    found = explained(index, asked, SILENT, 40.0, options=" --run r --config c", folder=" -c c")
+    assert found.next_command == "muster watch job -c c"
+
+
+def test_a_complete_group_waits_for_those_that_are_open(hung: Story) -> None:
+    text = told(hung, G0)
+    assert f"waits for a batch, which waits for groups that are open: {G1}" in text
+    assert next_of(text) == f"muster explain {G1} --state-dir x"
+
+
+def test_a_batch_whose_groups_nobody_has_submitted_waits_for_a_client(good: Story) -> None:
+    """As many groups as the batch before took: the trainer; fewer: whoever submits."""
+    good.job("more", groups=1)
+    good.opened("more-00000", job="more")
+    good.episode("more-00000", 0)
+    good.episode("more-00000", 1)
+    assert "has to move: the trainer" in told(good, "batch")
+    good.batch(3, {G0: [0, 0], G1: [0, 0]}, trained=True)
+    text = told(good, "batch")
+    assert "more groups: 1 of 2 are complete, and no other is open" in text
+    assert "has to move: whoever submits jobs" in text
+    assert next_of(text).startswith("muster submit")
+
+
+def test_long_lines_are_broken_on_a_terminal_alone() -> None:
+    long = "  job-00001: " + "waits " * 20
+    parts = fitted([long, "next: " + "x" * 80], 60)
+    assert max(map(len, parts[:-1])) <= 60
+    assert parts[1].startswith("      waits")
+    assert parts[-1] == "next: " + "x" * 80
+    assert fitted([long]) == [long]  # no terminal here
 
 
 def test_services_that_are_silent_are_named(hung: Story) -> None:
@@ -173,6 +222,7 @@ WORDS = [
     (("batch", "2"), Subject(Kind.BATCH, "2")),
     (("batch 2",), Subject(Kind.BATCH, "2")),
     (("2",), Subject(Kind.BATCH, "2")),
+    (("job",), Subject(Kind.JOB, "job")),
     ((G0,), Subject(Kind.GROUP, G0)),
     ((f"{G0}.1",), Subject(Kind.EPISODE, f"{G0}.1.0")),
 ]
@@ -183,16 +233,48 @@ def test_what_a_person_means(good: Story, words: tuple[str, ...], meant: Subject
     assert subject(words, RunIndex(good.record())) == meant
 
 
-@pytest.mark.parametrize("words", [("batch", "9"), ("9",), ("nobody",), (f"{G0}.7",), (f"{G0}.x",)])
+WRONG = [("batch", "9"), ("9",), ("nobody",), (f"{G0}.7",), (f"{G0}.x",), ("²",), (f"{G0}.²",)]
+WRONG += [(f"{G0}.1.7",), (f"{G0}.1.1",)]  # no attempt follows a valid outcome
+
+
+@pytest.mark.parametrize("words", WRONG)
 def test_what_is_not_there_is_answered_with_what_is(good: Story, words: tuple[str, ...]) -> None:
     with pytest.raises(NotFound) as caught:
         subject(words, RunIndex(good.record()))
     assert any(known in caught.value.way_out for known in (G0, "batches so far: 2"))
 
 
+def test_the_attempt_after_a_lost_one_may_run_before_anything_is_recorded(story: Story) -> None:
+    story.job(groups=1)
+    story.opened(G0)
+    story.episode(G0, 0, label=LOST)
+    index = RunIndex(story.record())
+    assert subject((f"{G0}.0.1",), index).id == f"{G0}.0.1"
+    with pytest.raises(NotFound, match=r"newest is job-00000\.0\.0"):
+        subject((f"{G0}.0.2",), index)
+
+
 def test_two_things_at_once_are_refused(good: Story) -> None:
     with pytest.raises(InvalidInput):
         subject((G0, G1), RunIndex(good.record()))
+
+
+def test_a_job_is_explained_from_its_open_groups(hung: Story) -> None:
+    text = told(hung, "job")
+    assert "job: 2 groups on record, 0 of them with a fate" in text
+    assert f"{G1}: 1 of 2 siblings ended" in text
+    assert next_of(text).startswith("muster explain ")
+
+
+def test_every_command_that_is_recommended_exists() -> None:
+    """Whoever explains names the command to run next."""
+    root = Path(__file__).parents[3]
+    files = [*root.glob("services/*/explain.py"), *root.glob("muster/explain*.py")]
+    files.append(root / "muster/cli/ask.py")
+    named = {word for file in files for word in re.findall(r'"muster ([a-z]+)', file.read_text())}
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert named <= commands
+    assert "explain" in named
 
 
 class Router(RouterServiceServicer):
@@ -220,7 +302,7 @@ async def test_a_service_is_found_by_its_listing_and_a_silent_one_bounded(valkey
     ):
         answers = await ask(valkey, "r", asked, G0, within_s=0.5)
     assert answers["router"].waiting[0].subject == G0
-    assert "not running" in answers["trainer"].problem
+    assert "it is starting, or not running" in answers["trainer"].problem
 
 
 async def test_the_command_says_it_all_as_json(

@@ -9,10 +9,9 @@ import pytest
 
 from muster.cli.recorded import SeenStep
 from muster.cli.replay import Replayed, TurnReplayed, compared, show
-from muster.replay import RecordedStep, output_text
+from muster.replay import RecordedStep
 from muster.types import StepLimit
 from muster.v1 import sandbox_pb2 as pb
-from services.router import chat
 
 STEP = RecordedStep(2, "cat a.txt", 0, StepLimit.NONE, "alpha\nbeta\n", 10.0)
 TURN = TurnReplayed(2, "cat a.txt", "", 0, True)
@@ -57,11 +56,6 @@ def test_a_deleted_output_is_not_compared_and_says_so() -> None:
     found = compared(gone, answer())
     assert (found.difference, found.output_compared) == ("", False)
     assert compared(gone, answer(exit_code=1)).difference == "exit 1 instead of 0"
-
-
-def test_output_is_worded_as_the_router_records_it() -> None:
-    for head, tail, total in ((b"ab", b"cd", 4), (b"ab", b"cd", 400), (b"\xff", b"", 1)):
-        assert output_text(head, tail, total) == chat.output_text(head, tail, total)
 
 
 def test_an_equal_replay_is_status_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,7 @@ def test_policies_are_read_from_settings() -> None:
     [
         ("repair_max=3", r"not a policy → write repairs_max=VALUE; known are repairs_max, valid"),
         ("valid_min", r"write valid_min=VALUE"),
+        ("foo=1", r"write KEY=VALUE; known are repairs_max"),
         ("valid_min=two", r"not a value of that policy: .*int"),
         ("infra_ceiling=", r"infra_ceiling is a share"),
     ],

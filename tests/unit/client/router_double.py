@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -33,6 +34,8 @@ class RouterDouble(RouterServiceServicer):
         fenced: bool = False,
     ):
         self.fenced = fenced
+        self.hold = asyncio.Event()  # while it is not set, watches that have said all stay open
+        self.hold.set()
         self.submitted: list[pb.SubmitTaskSetRequest] = []
         self.watches, self.refusals = list(watches), refusals
 
@@ -60,6 +63,7 @@ class RouterDouble(RouterServiceServicer):
     async def WatchJob(self, request: Any, context: Any) -> AsyncIterator[Any]:
         for message in self.watches.pop(0):
             yield pb.WatchJobResponse(progress=message)
+        await self.hold.wait()
         if not self.watches:
             return
         raise Unavailable("restarting")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from muster.client import JobState, MusterClient
+from muster.client import JobState, MusterClient, Progress
 from muster.errors import InvalidInput, NotFound, Unavailable
 from muster.v1 import router_pb2 as pb
 from tests.unit.client.router_double import RouterDouble, progress
@@ -130,6 +132,26 @@ async def test_a_watch_goes_on_at_the_router_that_took_over() -> None:
     assert seen == [0, 1, 2]
 
 
+async def test_a_watch_outlives_another_calls_move_to_the_router_in_charge(task: Path) -> None:
+    """The move closes the connection that both calls use."""
+    former = RouterDouble([[progress(0)]], fenced=True)
+    former.hold.clear()
+    present = RouterDouble([[progress(2, pb.JOB_STATE_DONE)]])
+    async with former.serving() as old, present.serving() as new:
+        async with MusterClient(f"{old.address},{new.address}") as client:
+            watching = client.watch("job-a")
+            first = await anext(watching)
+            async with asyncio.TaskGroup() as tasks:
+                rest = tasks.create_task(_all(watching))
+                await client.submit(task, groups=1, group_size=2)
+    seen = [first, *rest.result()]
+    assert [found.groups_trained for found in seen] == [0, 2]
+
+
+async def _all(watching: AsyncIterator[Progress]) -> list[Progress]:
+    return [found async for found in watching]
+
+
 async def test_a_question_is_repeated_while_the_router_is_away() -> None:
     async with RouterDouble().serving() as server:
         async with MusterClient(f"127.0.0.1:1,{server.address}") as client:
@@ -139,3 +161,12 @@ async def test_a_question_is_repeated_while_the_router_is_away() -> None:
 async def test_each_of_several_addresses_is_checked() -> None:
     with pytest.raises(InvalidInput, match=r"router = 'nonsense'"):
         MusterClient("127.0.0.1:1,nonsense")
+
+
+async def test_a_found_router_that_is_away_is_not_mistaken_for_the_usual_place() -> None:
+    """Somebody else's run may listen there."""
+    client = MusterClient(find=lambda: "127.0.0.1:1", patience_s=0.0)
+    async with client:
+        with pytest.raises(Unavailable) as failed:
+            await client.get("j")
+    assert failed.value.value == "127.0.0.1:1"

@@ -80,6 +80,13 @@ def test_an_unknown_key_is_refused_with_the_nearest(
         assert error.way_out == f"did you mean {nearest!r}?"
 
 
+def test_an_unknown_key_shows_the_value_that_it_was_given(tmp_path: Path) -> None:
+    error = refused(tmp_path, "", MUSTER_ROUTER__STEP_TIMEOUT="3")
+    assert str(error).startswith("router.step_timeout = '3': unknown key (from the environment")
+    assert refused(tmp_path, "", MUSTER_REDSI__URL="x").value == "x"
+    assert refused(tmp_path, "[trainr]\nepochs = 1").value == ""
+
+
 BAD_VALUES = [
     ('run = "with space"', {}, "run", "with space"),
     ('run = "a/b"', {}, "run", "a/b"),

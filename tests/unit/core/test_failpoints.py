@@ -89,12 +89,6 @@ def test_a_hold_lasts_until_its_file_is_removed(tmp_path: Path) -> None:
     assert done.stdout == "held False\nwent on\n"
 
 
-def test_plain_code_has_them_too() -> None:
-    code = "failpoints.at_sync('sandbox.start.before'); print('passed')"
-    done = run(code, MUSTER_TEST_FAILPOINTS="sandbox.start.before=lie")
-    assert (done.stdout, "reported as failed" in done.stderr) == ("", True)
-
-
 @pytest.mark.parametrize(
     "text", ["router.exec=kill", "router.exec.before=burn", "router.exec.before=lie@x", "x"]
 )

@@ -61,3 +61,13 @@ def test_damage_in_the_middle_is_told_with_the_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as caught:
         history.read("events")
     assert caught.value.value == str(path)
+
+
+def test_a_former_writer_cannot_cut_off_what_its_follower_has_kept(tmp_path: Path) -> None:
+    former, follower = History(tmp_path, "1"), History(tmp_path, "2")
+    former.append(_entries("events", "1-0"))
+    with (tmp_path / "events.1.mzh").open("ab") as file:
+        file.write(b"\xff\x00\x00\x00half")  # it is stopped while it writes
+    follower.append(_entries("events", "2-0", "3-0"))
+    former.append(_entries("events", "2-0"))  # and goes on
+    assert [m.id for m in History(tmp_path).read("events")] == ["1-0", "2-0", "3-0"]

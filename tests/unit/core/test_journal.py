@@ -135,6 +135,20 @@ def test_a_torn_last_line_is_what_a_crash_leaves(recorded: Path) -> None:
     assert verify(recorded).problem == ""
 
 
+@pytest.mark.parametrize("left", [0, 5, 20])
+def test_a_torn_header_is_what_a_crash_at_the_start_leaves(recorded: Path, left: int) -> None:
+    recorded.write_bytes(recorded.read_bytes()[:left])
+    found = verify(recorded)
+    assert (found.events, found.problem) == (0, "")
+
+
+def test_a_journal_without_events_has_its_header_at_once(plugin: Any, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "fresh.jsonl", "adder", plugin.Rules(2))
+    found = verify(tmp_path / "fresh.jsonl")
+    journal.close()
+    assert (found.machine, found.events) == ("adder", 0)
+
+
 def test_a_torn_line_in_the_middle_is_a_problem(recorded: Path) -> None:
     lines = recorded.read_bytes().splitlines(keepends=True)
     recorded.write_bytes(b"".join([*lines[:2], lines[2][:-9] + b"\n", *lines[3:]]))
@@ -151,7 +165,6 @@ def test_an_edited_last_line_does_not_pass_as_torn(recorded: Path) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        b"",
         b"x\n",
         b"{}\n",
         b'{"machine":"nobody","rules":{}}\n',

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import Any
 
 import msgspec
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError
 
 from muster.clock import wall
+from muster.errors import Unavailable
 from muster.registry import Entry, Registry
 
 KEY = "m:{r}:registry"
@@ -47,6 +50,42 @@ async def test_an_entry_comes_back_after_the_server_lost_it(valkey: Redis) -> No
             while not await registry.list("router"):
                 pass
         assert [e.address for e in await registry.list("router")] == ["h:1"]
+
+
+class Restarting:
+    """A server that refuses its first calls."""
+
+    def __init__(self, redis: Redis, refusals: int):
+        self._redis, self._left = redis, refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
+
+    async def time(self) -> Any:
+        if self._left:
+            self._left -= 1
+            raise ConnectionError("Connection closed by server.")
+        return await self._redis.time()
+
+
+async def test_who_starts_while_the_server_restarts_is_announced_later(valkey: Redis) -> None:
+    server: Any = Restarting(valkey, refusals=3)
+    async with Registry(server, "r", beat_s=0.001).announce("router", "r0", "h:1"):
+        assert [e.id for e in await Registry(valkey, "r").list("router")] == ["r0"]
+
+
+async def test_a_server_that_stays_away_is_told_by_name(valkey: Redis) -> None:
+    server: Any = Restarting(valkey, refusals=10_000)
+    with pytest.raises(Unavailable):
+        async with Registry(server, "r", patience_s=0.0).announce("router", "r0", "h:1"):
+            pass
+
+
+async def test_an_entry_that_nobody_can_read_hides_no_other(valkey: Redis) -> None:
+    await valkey.hset(KEY, "router/r9", b"\xff{")
+    registry = Registry(valkey, "r")
+    async with registry.announce("router", "r0", "h:1"):
+        assert [e.id for e in await registry.list("router")] == ["r0"]
 
 
 async def test_runs_do_not_see_each_other(valkey: Redis) -> None:

@@ -17,12 +17,12 @@ from muster.errors import ConfigError, Fenced, Unavailable
 from muster.streams import (
     RunStreams,
     StreamEntry,
-    append_version,
     connect,
     latest_version,
     next_epoch,
 )
 from muster.v1 import events_pb2 as ev
+from tests.versions import append_version
 
 ServerAt = Callable[..., Any]
 
@@ -54,6 +54,14 @@ async def test_an_entry_seen_before_is_skipped_and_its_neighbours_are_not(valkey
     await streams.append([entry("1", b"first")])
     assert await streams.append([entry("1", b"again"), entry("2", b"new")]) == [False, True]
     assert [m.data for m in await streams.read_all("events")] == [b"first", b"new"]
+
+
+async def test_a_payload_stays_that_of_the_entry_it_came_with(valkey: Redis) -> None:
+    """Another one, under an epoch that was given twice, would be trained on under its record."""
+    streams = RunStreams(valkey, "r")
+    await streams.append([entry("1")], {"p": b"sampled"})
+    assert await streams.append([entry("1")], {"p": b"sampled again", "q": b"x"}) == [False]
+    assert await streams.payloads(["p", "q"]) == [b"sampled", None]
 
 
 async def test_an_entry_doubled_within_one_call_is_written_once(valkey: Redis) -> None:
@@ -156,6 +164,16 @@ async def test_plain_fields_stand_beside_the_data(valkey: Redis) -> None:
     assert fields == {b"d": b"x", b"group": b"g", b"seq": b"0"}
 
 
+async def test_a_reader_says_how_far_it_is_and_a_former_one_no_longer(valkey: Redis) -> None:
+    old = RunStreams(valkey, "r", role="router", epoch=await next_epoch(valkey, "r", "router"))
+    new = RunStreams(valkey, "r", role="router", epoch=await next_epoch(valkey, "r", "router"))
+    assert await new.read_by("router") == {}
+    await new.mark_read({"fates": "2-0", "batches": "0"})
+    with pytest.raises(Fenced):
+        await old.mark_read({"fates": "1-0"})
+    assert await new.read_by("router") == {"fates": "2-0", "batches": "0"}
+
+
 async def test_a_version_is_written_once_per_stage(valkey: Redis) -> None:
     durable, published = ev.VERSION_STAGE_DURABLE, ev.VERSION_STAGE_PUBLISHED
     for version, stage in ((1, durable), (1, durable), (1, published), (2, durable)):
@@ -169,6 +187,17 @@ async def test_a_version_is_written_once_per_stage(valkey: Redis) -> None:
     assert served is not None
     assert served.version == 1
     assert await latest_version(valkey, "other", durable) is None
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\xff\xff rubbish"])
+async def test_an_entry_that_is_no_version_stops_nobody(valkey: Redis, rubbish: bytes) -> None:
+    durable = ev.VERSION_STAGE_DURABLE
+    record = ev.PolicyVersionRecord(version=1, parent=0, stage=durable)
+    await append_version(valkey, "r", record)
+    await RunStreams(valkey, "r").append([StreamEntry("versions", "rubbish", "1", rubbish)])
+    newest = await latest_version(valkey, "r", durable)
+    assert newest is not None
+    assert newest.version == 1
 
 
 async def opened(url: str, **more: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from muster.errors import Fenced
+from muster.errors import Fenced, Refused
 from muster.streams import RunStreams, StreamEntry, next_epoch
 
 
@@ -77,6 +77,25 @@ async def test_a_late_entry_of_a_retired_group_is_not_written(valkey: Redis) -> 
     assert await contents(valkey) == before
 
 
+async def test_a_retired_group_is_not_opened_again_nor_what_comes_with_it(valkey: Redis) -> None:
+    """By an owner that read what there is while it was retired."""
+    streams = RunStreams(valkey, "r")
+    await opened(streams, "job-0")
+    await retire(streams)
+    before = await contents(valkey)
+    for group, index, taken in (("job-0", 0, False), ("job-1", 1, True)):
+        first = StreamEntry("jobs", "jobs", group, b"x")
+        again = StreamEntry(
+            "events", f"g:{group}", "opened", b"x", unless_bit=(("retired", "job"), index)
+        )
+        if taken:
+            assert await streams.append([first, again]) == [True, True]
+        else:
+            with pytest.raises(Refused, match="it is over"):
+                await streams.append([first, again], {"p": b"x"})
+            assert await contents(valkey) == before
+
+
 async def test_totals_add_up_over_groups(valkey: Redis) -> None:
     streams = RunStreams(valkey, "r")
     await opened(streams, "job-0", "job-9")
@@ -101,9 +120,11 @@ async def test_a_former_bank_neither_retires_nor_trims(valkey: Redis) -> None:
     with pytest.raises(Fenced):
         await retire(former)
     with pytest.raises(Fenced):
-        await former.trim("events", "9999999999999-0")
+        await former.trim("fates", "9999999999999-0", ["job-0"])
+    with pytest.raises(Fenced):
+        await former.drop([former.key("p", "job-0.0")])
     assert await contents(valkey) == before
-    assert await valkey.get("m:{r}:epoch:readybank:fenced") == b"2"  # refused, and counted
+    assert await valkey.get("m:{r}:epoch:readybank:fenced") == b"3"  # refused, and counted
 
 
 async def test_a_trim_drops_what_is_below_and_keeps_the_id_named(valkey: Redis) -> None:
@@ -113,6 +134,14 @@ async def test_a_trim_drops_what_is_below_and_keeps_the_id_named(valkey: Redis) 
     assert await streams.trim("events", ids[3]) == 3
     assert [message.id for message in await streams.read_all("events")] == ids[3:]
     assert await streams.trim("events", ids[3]) == 0
+
+
+async def test_dedupe_fields_go_with_the_entries_when_that_is_asked_for(valkey: Redis) -> None:
+    streams = RunStreams(valkey, "r")
+    await streams.append([StreamEntry("batches", "batches", f"{n}/frozen", b"") for n in range(3)])
+    [*_, last] = await streams.read_all("batches")
+    assert await streams.trim("batches", last.id, ["0/frozen", "1/frozen"]) == 2
+    assert await valkey.hkeys("m:{r}:seen:batches") == [b"2/frozen"]
 
 
 async def test_a_trimmed_entry_is_not_written_again(valkey: Redis) -> None:

@@ -36,6 +36,27 @@ def test_nothing_is_served_before_the_start_is_over() -> None:
         replica.check_prepare(5, 4)
 
 
+@pytest.mark.parametrize(("published", "serves"), [(None, True), (4, True), (5, False), (3, False)])
+def test_a_start_with_weights_that_nobody_else_serves_is_fenced(
+    published: int | None, serves: bool
+) -> None:
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
+    replica.started(4, published)
+
+    assert replica.state is (State.SERVING if serves else State.FENCED)
+    replica.check_prepare(4, 3) if not serves else admit(replica)
+
+
+def test_a_refusal_because_of_the_state_says_so_in_its_field() -> None:
+    """The router holds the episode then, and does not think ill of the replica."""
+    replica = serving()
+    replica.fence("it missed a version")
+
+    with pytest.raises(Unavailable) as refused:
+        admit(replica)
+    assert (refused.value.field, refused.value.value) == ("replica.state", "fenced")
+
+
 def test_a_replaced_router_is_fenced() -> None:
     replica = serving()
     replica.check_owner(key(epoch=3))

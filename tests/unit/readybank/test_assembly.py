@@ -58,7 +58,7 @@ def test_an_invalid_label_waits_for_its_repair_until_there_is_none(
 def test_a_newer_attempt_takes_the_place_of_a_finished_one() -> None:
     group = _whole(0, (0, scored(1.0)))
     assert group.take(turn(key("g", 0, 1), 0)) == ""
-    assert group.missing(REPAIRS) == "sibling 0 attempt 1: its label"
+    assert group.missing(REPAIRS) == "sibling 0 attempt 1: its end"
 
 
 def test_what_does_not_count_is_refused_by_name() -> None:

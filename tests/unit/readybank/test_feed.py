@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import zstandard
 
-from muster import codec
+from muster import codec, payload
 from muster.errors import InvalidInput, MusterError, Refused
 from muster.streams import Received
 from muster.v1 import common_pb2 as pb
@@ -52,11 +52,17 @@ def test_only_a_cancelled_job_is_an_event() -> None:
     [
         ("events", b"\xff\xff\xff"),
         ("outcomes", ev.OutcomeLabel(episode=pb.EpisodeKey(group="g")).SerializeToString()),
+        ("versions", b""),
     ],
 )
 def test_an_unreadable_message_is_refused_whole(stream: str, data: bytes) -> None:
     with pytest.raises(InvalidInput):
         feed.event_of(_received(stream, data))
+
+
+def test_an_empty_entry_is_no_batch() -> None:
+    with pytest.raises(InvalidInput):
+        feed.batch_record(_received("batches", b""))
 
 
 class _Payloads:
@@ -72,19 +78,22 @@ class _Payloads:
 
 
 async def _sent(streams: _Payloads, group: e.LeasedGroup) -> list[rb.LeasedTrajectory]:
-    parts: asyncio.Queue[payloads.Parts] = asyncio.Queue()
-    await payloads.read(streams, [group], parts)  # type: ignore[arg-type]
+    windows: asyncio.Queue[payloads.Window | MusterError] = asyncio.Queue()
+    await payloads.read(streams, [group], windows)  # type: ignore[arg-type]
     found = []
-    while not parts.empty():
-        for part in parts.get_nowait():
-            if isinstance(part, MusterError):
-                raise part
+    while not windows.empty():
+        window = windows.get_nowait()
+        assert not isinstance(window, MusterError)
+        for part in payloads.parts("run", window):
+            for turn in part.trajectory.turns:
+                payload.unpacked(turn.key, turn.payload)  # as the reader of a lease does
             found.append(part.trajectory)
+    assert window == ([], {})
     return found
 
 
 def _bomb() -> bytes:
-    return zstandard.ZstdCompressor().compress(bytes(payloads.MESSAGE_BYTES_MAX + 1))
+    return zstandard.ZstdCompressor().compress(bytes(payload.BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize(
@@ -104,17 +113,41 @@ async def test_tokens_that_cannot_be_had_are_named(data: bytes | None, problem: 
     assert caught.value.value == "p:key"
 
 
+async def test_turns_travel_byte_for_byte_under_their_keys() -> None:
+    turns = [ev.TurnPayload(segments=[pb.Segment(token_ids=bytes([n]) * 4)]) for n in range(2)]
+    packed = [zstandard.ZstdCompressor().compress(t.SerializeToString()) for t in turns]
+    sibling = e.LeasedSibling(0, 0, scored(1.0), ("p:0", "p:1"))
+    group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
+
+    class Both(_Payloads):
+        async def payloads(self, keys: tuple[str, ...]) -> list[bytes | None]:
+            return [packed[int(key[-1])] for key in keys]
+
+    (sent,) = await _sent(Both(None), group)
+    assert [(t.key, t.payload) for t in sent.turns] == [("p:0", packed[0]), ("p:1", packed[1])]
+    assert [payload.unpacked(t.key, t.payload) for t in sent.turns] == turns
+
+
+async def test_an_episode_that_fits_no_message_names_the_turn_that_is_too_much() -> None:
+    half = zstandard.ZstdCompressor().compress(bytes(payload.BYTES_MAX // 2))
+    sibling = e.LeasedSibling(0, 0, scored(1.0), ("p:0", "p:1"))
+    group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
+    with pytest.raises(Refused, match="too large") as caught:
+        await _sent(_Payloads(half), group)
+    assert caught.value.value == "p:1"
+
+
 async def test_an_invalid_sibling_travels_with_its_label_and_without_tokens() -> None:
     sibling = e.LeasedSibling(1, 2, INFRA, ())
     group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), (sibling,))
     (sent,) = await _sent(_Payloads(None), group)
-    assert (sent.sibling, sent.attempt, len(sent.segments)) == (1, 2, 0)
+    assert (sent.sibling, sent.attempt, len(sent.turns)) == (1, 2, 0)
     assert codec.label_from_pb(sent.label) == INFRA
 
 
 async def test_many_siblings_come_in_order_with_few_in_memory() -> None:
     data = zstandard.ZstdCompressor().compress(ev.TurnPayload().SerializeToString())
-    siblings = tuple(e.LeasedSibling(n, 0, scored(1.0), (f"p:{n}",)) for n in range(20))
+    siblings = tuple(e.LeasedSibling(n, 0, scored(1.0), (f"p:{n}",)) for n in range(21))
     group = e.LeasedGroup("g", "task", codec.sampling_from_pb(pb.SamplingParams()), siblings)
     asked: list[int] = []
 
@@ -123,5 +156,5 @@ async def test_many_siblings_come_in_order_with_few_in_memory() -> None:
             asked.append(len(keys))
             return await super().payloads(keys)
 
-    assert [t.sibling for t in await _sent(Counted(data), group)] == list(range(20))
+    assert [t.sibling for t in await _sent(Counted(data), group)] == list(range(21))
     assert max(asked) <= payloads.AHEAD

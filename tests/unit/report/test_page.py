@@ -117,6 +117,14 @@ def test_the_script_never_turns_text_into_markup() -> None:
     assert not re.search(risky, script)
 
 
+def test_a_publication_has_a_color_that_no_state_has() -> None:
+    script = (Path(__file__).parents[3] / "muster/assets/report.js").read_text()
+    [states] = re.findall(r"const COLORS = \{(.*?)\};", script, re.DOTALL)
+    [band] = re.findall(r'const BAND = "(#\w+)"', script)
+    assert band not in states
+    assert re.findall(r"fill: (BAND)\b", script) == ["BAND", "BAND"]  # in the legend, in the chart
+
+
 def test_a_batch_is_drawn_with_the_sibling_that_blocks_it(good: Story) -> None:
     group = "job-00002"
     good.opened(group, size=2)
@@ -226,6 +234,21 @@ def test_in_a_browser_lanes_show_and_nothing_runs_or_is_fetched(opened: tuple[Pa
         assert browser.told("Page.javascriptDialogOpening") == []
         assert browser.told("Runtime.exceptionThrown") == []
         assert [e for e in browser.told("Log.entryAdded") if e["entry"]["level"] == "error"] == []
+
+
+@needs_chromium
+def test_in_a_browser_no_label_of_the_axis_is_clipped(opened: tuple[Path, Path]) -> None:
+    file, profile = opened
+    with chromium.Chromium(profile) as browser:
+        browser.open(file)
+        clipped = browser.value(
+            "(() => { const s = document.querySelector('.chart > svg'), w = s.width.baseVal.value;"
+            "return [...s.querySelectorAll('text.dim')].filter((t) => {"
+            "const b = t.getBBox(); return b.x + b.width > w; }).length })()"
+        )
+        ticks = "document.querySelectorAll('.chart text.dim').length"
+        assert browser.value(ticks) > 2
+        assert clipped == 0
 
 
 @needs_chromium

@@ -82,6 +82,39 @@ def test_publications_stand_by_replica(good: Story) -> None:
     assert "batch 3 was not published to e1: gone" in cells
 
 
+def test_the_slowest_and_the_failed_are_named_as_replay_takes_them(good: Story) -> None:
+    """The attempt that counts, not the one before; a repaired sibling took its attempts' time."""
+    group = "job-00002"
+    good.opened(group, size=5)
+    lost = OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost")
+    good.episode(group, 0, label=lost, at=40)
+    good.episode(group, 0, 1, at=50)
+    for sibling in (1, 2, 3):
+        good.episode(group, sibling, at=41 + sibling)
+    good.episode(group, 4, label=lost, at=30)
+    good.train(3, {group: [1, 0, 0, 0, 0]})
+    text = " ".join(shown(render(report(good.record(), only=3)), 300).split())
+    assert f"batch 3, slowest: {group}.0.1 (15.0 s, model_failure/not_passed), {group}.3.0" in text
+    assert f"batch 3, failed too: {group}.4.0 (infra_failure/host_lost)" in text
+    assert f"{group}.0.0" not in text
+    assert "`muster replay` runs it again" in text
+
+
+def test_a_word_of_the_table_is_explained_where_it_stands(good: Story) -> None:
+    assert "cold: counted from the submission" in shown(render(report(good.record(), only=1)))
+    assert "cold" not in shown(render(report(good.record(), only=2)))
+    assert "KS: largest distance" in shown(render_audit(audit(good.record())))
+
+
+def test_before_the_first_batch_no_time_is_made_up(story: Story) -> None:
+    story.job(groups=1)
+    story.opened("job-00000")
+    story.episode("job-00000", 0)
+    text = shown(render(report(story.record())), 200)
+    assert "1 trajectories so far, no batch is complete yet" in text
+    assert "0.00 s" not in text.splitlines()[0]
+
+
 def test_text_from_boxes_reaches_the_terminal_inert(good: Story) -> None:
     good.job("more", groups=2, at=1)
     good.opened("more-00000", job="more")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from muster.replay import output_text
 from muster.types import FinishReason
 from services.router import chat
 from services.router.chat import Reply
@@ -38,13 +39,22 @@ def test_the_first_block_counts_else_done_as_last_line(
     assert chat.parse(text, finish) == want
 
 
+@pytest.mark.parametrize("command", ["x" * 101, "é" * 51, "echo a\0b"], ids=["long", "wide", "nul"])
+def test_a_command_that_no_box_can_run_is_a_reply_that_cannot_be_read(command: str) -> None:
+    assert chat.parse(f"```bash\n{command}\n```", STOP, bytes_max=100) == Reply()
+
+
+def test_a_command_as_long_as_may_be_is_run() -> None:
+    assert chat.parse(f"```bash\n{'x' * 100}\n```", STOP, bytes_max=100).command == "x" * 100
+
+
 def test_output_says_how_much_was_left_out_and_survives_cut_characters() -> None:
-    text = chat.output_text("é".encode()[:1], b"tail", 105)
+    text = output_text("é".encode()[:1], b"tail", 105)
     assert text == "�\n[… 100 bytes left out …]\ntail"
 
 
 def test_short_output_stands_as_it_is() -> None:
-    assert chat.output_text(b"a\n", b"", 2) == "a\n"
+    assert output_text(b"a\n", b"", 2) == "a\n"
 
 
 def test_an_observation_names_exit_code_time_and_limit() -> None:

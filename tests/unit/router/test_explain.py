@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.types import Waiting
+from muster.types import Fate, Waiting
 from services.router import events as e
 from tests.unit.router.world import World, generated, job
 
@@ -38,10 +38,46 @@ def test_a_hung_step_tells_its_command_its_limit_its_host_and_since_when() -> No
     world.wait(38.0)
     [line] = said(world, "j-00000.1.0")
     assert line.state == "turn 0: runs `sleep 600`"
-    assert line.waits_for == "the end of the command, or its limit of 10 s"
-    assert line.owner == "h0"
+    assert line.waits_for == "the end of the command, or its limit of 10 s, which ends it"
+    assert line.owner == "sandbox host h0"
     assert line.since_unix_s == WALL - 38.0
-    assert line.next_command == "tail -n 20 logs/sandbox.log"
+    assert line.next_command == "muster watch j"  # it ends by itself, no log tells more
+
+
+def test_who_has_to_move_is_the_same_all_along_the_chain() -> None:
+    lines = said(hung())
+    assert {line.owner for line in lines[1:]} == {"sandbox host h0"}
+
+
+def test_a_complete_group_names_the_groups_that_its_batch_waits_for() -> None:
+    world = World()
+    world.on(e.Exec, lambda c: None)
+
+    def reply(command: e.Generate) -> e.Generated:
+        hangs = command.episode.group == "j-00001"
+        return generated(command, "```bash\nsleep 600\n```" if hangs else "DONE")
+
+    world.on(e.Generate, reply).start().feed(job(groups=2, max_turns=3))
+    line = said(world, "j-00000")[0]
+    assert line.waits_for == "a batch, which waits for groups that are open: j-00001"
+    assert (line.owner, line.next_command) == ("router", "muster explain j-00001")
+
+
+def test_without_a_replica_the_inference_service_has_to_move() -> None:
+    world = World().start(replicas=0).feed(job())
+    assert said(world)[0].waits_for == "an inference replica (none is announced)"
+    assert said(world)[0].owner == "inference"
+    assert said(world)[0].next_command == "tail -n 20 logs/inference.log"
+
+
+def test_a_batch_that_lacks_groups_nobody_has_submitted_waits_for_a_client() -> None:
+    """The job does not lead back to itself."""
+    world = World(groups_per_batch=2).start().feed(job())
+    [line] = said(world, "j")
+    assert (line.owner, line.next_command) == ("client", "muster submit tasks/")
+    group = said(world, "j-00000")[0]
+    assert group.waits_for.startswith("a batch, which waits for more groups: 1 are complete")
+    assert (group.owner, group.next_command) == ("client", "muster explain batch")
 
 
 def test_waiting_longer_moves_no_beginning() -> None:
@@ -74,8 +110,15 @@ def test_a_sibling_that_is_not_launched_says_what_holds_it() -> None:
 def test_what_has_ended_is_not_explained() -> None:
     world = World().start().feed(job())
     assert said(world, "j-00000.0.0")[0].state.startswith("ended: model_success")
-    assert said(world, "j-00000")[0].waits_for == "a batch, or its fate"
+    assert said(world, "j-00000")[0].waits_for.startswith("a batch")
     assert said(world, "nobody") == []
+    assert said(world, "j-00000.²") == []  # a digit, and no number
+
+
+def test_an_ended_job_waits_for_nothing() -> None:
+    world = World().start().feed(job()).feed(e.FateRecorded("j-00000", Fate.TRAINED, 1))
+    [line] = said(world, "j")
+    assert (line.state, line.waits_for) == ("done: 1 of 1 groups have a fate", "")
 
 
 def test_a_run_without_jobs_says_how_to_begin() -> None:
@@ -100,3 +143,12 @@ def test_a_run_that_moves_is_not_stalled() -> None:
     for number in range(9):
         world.feed(e.VersionPublished(number, number)).wait(10.0)
     assert not world.sent(e.TellStall)
+
+
+def test_a_run_in_which_everything_fails_is_stalled_however_busy_it_is() -> None:
+    world = World(stall_s=60.0, repairs_max=9, generate_retries_max=1)
+    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "no such device"))
+    world.start().feed(job(size=2, max_turns=3))
+    for second in range(70):
+        world.feed(e.HostsListed((e.Host("h0", f"h0:{second}"),))).wait(1.0)
+    assert world.sent(e.TellStall)

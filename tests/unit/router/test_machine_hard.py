@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.types import Outcome
 from services.router import events as e
 from tests.unit.router.test_machine import labels, silent
-from tests.unit.router.world import World, generated, job, verdict
+from tests.unit.router.world import Answer, World, generated, job, verdict
 
 
 def busy(world: World) -> tuple[int, int, int]:
@@ -101,3 +101,47 @@ def test_time_lost_to_a_slow_redis_is_not_the_models_time() -> None:
     del world.answers[e.RecordTurn]
     world.feed(*(e.TurnRecorded(c.episode, 0) for c in held))
     assert [x.cause for x in labels(world)] == ["budget_turns"] * 2
+
+
+def full(times: int, *, of: str = "r0") -> Answer:
+    """A replica that takes nothing when it is asked so often."""
+    asked: list[int] = []
+
+    def answer(command: e.Generate) -> e.RouterEvent:
+        asked.append(command.turn)
+        if command.replica != of or len(asked) > times:
+            return generated(command)
+        why = "5 requests are running"
+        return e.GenerateFailed(command.episode, command.turn, command.replica, why, full=True)
+
+    return answer  # type: ignore[return-value]
+
+
+def test_a_full_replica_is_waited_for_and_no_retry_is_counted() -> None:
+    world = World(generate_retries_max=1, repairs_max=0).on(e.Generate, full(6))
+    world.start().feed(job(size=1))
+    for _ in range(7):
+        world.wait(1.0)
+    assert [x.outcome for x in labels(world)] == [Outcome.MODEL_SUCCESS]
+    assert [c.retry for c in world.sent(e.Generate)] == list(range(7))
+
+
+def test_the_wait_for_a_full_replica_is_bounded_as_a_whole() -> None:
+    world = World(hold_max_s=5.0, repairs_max=0).on(e.Generate, full(99))
+    world.start().feed(job(size=1))
+    for _ in range(7):
+        world.wait(1.0)
+    assert [x.cause for x in labels(world)] == ["engine"]
+    assert "5 requests are running" in labels(world)[0].detail
+
+
+def test_a_replica_that_is_full_is_no_suspect_and_another_one_is_asked() -> None:
+    world = World().on(e.Generate, full(1)).start(replicas=2).feed(job(size=1)).wait(1.0)
+    assert [c.replica for c in world.sent(e.Generate)] == ["r0", "r1"]
+    assert not world.machine._fleet._suspect_until
+
+
+def test_a_command_that_no_box_can_run_is_the_models_and_never_reaches_one() -> None:
+    world = World(command_bytes_max=3, unparseable_max=2).start().feed(job(size=1, max_turns=5))
+    assert [x.cause for x in labels(world)] == ["unparseable"]
+    assert not world.sent(e.Exec)

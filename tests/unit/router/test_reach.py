@@ -5,11 +5,16 @@ from __future__ import annotations
 import pytest
 
 from muster.errors import Exhausted, MusterError, NotFound, Refused, Unavailable
-from services.router.adapters.reach import InFlight, loss_at_verdict, loss_of, twice
+from services.router.adapters.reach import DiedInFlight, loss_at_verdict, loss_of, twice
 from services.router.events import Loss
 
 SOCKET = Unavailable("Exec on h0: UNAVAILABLE: Socket closed")
 NOBODY = Unavailable("Exec on h0: UNAVAILABLE: failed to connect to all addresses")
+REFUSED = Unavailable(
+    "Exec on h0: UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: "
+    "ipv4:10.0.0.1:7: Failed to connect to remote host: connect: Connection refused (111)"
+)
+LATE = Unavailable("Exec on h0: DEADLINE_EXCEEDED: Deadline Exceeded")
 LEFT = Unavailable("h0 is no longer announced")
 STOPS = Unavailable("this sandbox host stops")
 UNKNOWN_BOX = NotFound("this host has no such box", field="box", value="b1")
@@ -22,7 +27,7 @@ LOST_WITH_STEP = NotFound("the box is lost with the result of its step", field="
         (UNKNOWN_BOX, Loss.BOX_GONE),
         (LOST_WITH_STEP, Loss.BOX_KILLED),
         (NotFound("no such task", field="task"), Loss.UNKNOWN),
-        (InFlight("gone"), Loss.BOX_KILLED),
+        (DiedInFlight("gone"), Loss.BOX_KILLED),
         (NOBODY, Loss.BOX_GONE),
         (Refused("turn 3 has begun already", field="turn"), Loss.UNKNOWN),
         (Exhausted("too many steps"), Loss.UNKNOWN),
@@ -66,16 +71,23 @@ async def test_a_call_whose_answer_was_lost_is_repeated_once(first: MusterError)
     assert await twice(Calls(first), "Exec") == "kept"
 
 
-@pytest.mark.parametrize("second", [SOCKET, NOBODY, UNKNOWN_BOX], ids=str)
-async def test_a_peer_that_went_with_the_call_is_told_apart(second: MusterError) -> None:
-    with pytest.raises(InFlight):
+@pytest.mark.parametrize("first", [SOCKET, LATE], ids=str)
+async def test_a_process_that_ended_with_the_call_is_told_apart(first: MusterError) -> None:
+    with pytest.raises(DiedInFlight):
+        await twice(Calls(first, REFUSED), "Exec")
+
+
+@pytest.mark.parametrize("second", [SOCKET, NOBODY, LATE, UNKNOWN_BOX], ids=str)
+async def test_a_host_that_is_only_out_of_reach_was_not_killed(second: MusterError) -> None:
+    with pytest.raises(MusterError) as caught:
         await twice(Calls(SOCKET, second), "Exec")
+    assert loss_of(caught.value) is Loss.BOX_GONE
 
 
-@pytest.mark.parametrize("first", [NOBODY, LEFT, STOPS], ids=str)
+@pytest.mark.parametrize("first", [NOBODY, REFUSED, LEFT, STOPS], ids=str)
 async def test_a_peer_that_was_gone_or_was_stopped_was_not_taken_by_the_command(
     first: MusterError,
 ) -> None:
     with pytest.raises(Unavailable) as caught:
-        await twice(Calls(first, NOBODY), "Exec")
+        await twice(Calls(first, REFUSED), "Exec")
     assert loss_of(caught.value) is Loss.BOX_GONE

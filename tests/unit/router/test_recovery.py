@@ -24,7 +24,7 @@ def seen(attempt: int = 0, turns: int = 0, *, ended: bool = False) -> AttemptSee
     made = AttemptSeen(0, attempt).in_box("h0", "b0")
     for number in range(turns):
         made = made.intended(intent(number)).turned(turn(number))
-    return made.ended() if ended else made
+    return made.ended(turns) if ended else made
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,12 @@ def seen(attempt: int = 0, turns: int = 0, *, ended: bool = False) -> AttemptSee
             SiblingRestored(1, started=True, earlier=(Ended(LOST),)),
         ),
         ([seen(2, ended=True)], {(0, 2): LOST}, SiblingRestored(2, LOST, 0)),
+        (
+            [seen(turns=1).ended(2)],
+            {(0, 0): GOOD},
+            SiblingRestored(1, started=True, earlier=(Ended(GOOD, 1),)),
+        ),
+        ([seen(2, turns=1).ended(2)], {(0, 2): LOST}, SiblingRestored(2, LOST, 1)),
         ([seen(ended=True)], {}, SiblingRestored(1, started=True)),
         (
             [seen(1), seen(0, 2, ended=True)],
@@ -45,7 +51,16 @@ def seen(attempt: int = 0, turns: int = 0, *, ended: bool = False) -> AttemptSee
             SiblingRestored(1, started=True, earlier=(Ended(GOOD, 2),)),
         ),
     ],
-    ids=["never begun", "good", "lost", "lost for good", "label unreadable", "newest decides"],
+    ids=[
+        "never begun",
+        "good",
+        "lost",
+        "lost for good",
+        "a turn is gone",
+        "of an invalid one",
+        "label unreadable",
+        "newest decides",
+    ],
 )
 def test_the_newest_attempt_decides_what_a_restart_does(
     records: list[AttemptSeen], labels: dict, want: SiblingRestored

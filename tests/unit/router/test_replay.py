@@ -249,3 +249,30 @@ def test_a_step_that_ran_out_of_time_on_a_busy_host_is_not_the_models(
     slow = {"limit": StepLimit.TIME, "wall_s": 10.0, "cpu_s": 0.5, "cpu_stall_s": stall_s}
     world.on(e.Exec, lambda c: stepped(c, **slow)).start().feed(job(size=1, max_turns=3))
     assert [x.cause for x in labels(world)] == [cause]
+
+
+def test_hosts_that_die_while_a_finished_command_is_replayed_do_not_convict_it() -> None:
+    places = {("b1", 3): GONE, ("b2", 1): KILLED, ("b3", 1): KILLED}
+    hosts = Hosts(lambda c: places.get((c.box, c.turn)))
+    world = played(hosts, machines=3, repairs_max=4)
+    assert [(x.outcome, x.replays) for x in labels(world)] == [(Outcome.MODEL_SUCCESS, 1)]
+
+
+def test_each_step_tells_what_ran_in_its_box_by_the_records() -> None:
+    world = played(Hosts(at_turn_3))
+    told = [(c.box, c.turn, c.after) for c in world.sent(e.Exec)]
+    assert told[:4] == [("b1", n, n - 1) for n in range(4)]
+    assert told[4:] == [("b2", n, n - 1) for n in range(5)]
+    assert [c.after for c in world.sent(e.Verify)] == [4]
+
+
+def test_a_turn_without_a_command_does_not_count_as_run() -> None:
+    world = World().on(e.Generate, lambda c: generated(c, BLOCK if c.turn != 1 else "hmm"))
+    world.start().feed(job(size=1, max_turns=3))
+    assert [(c.turn, c.after) for c in world.sent(e.Exec)] == [(0, -1), (2, 0)]
+
+
+def test_a_task_that_asks_for_more_turns_than_a_box_runs_ends_by_its_turns() -> None:
+    world = played(Hosts(lambda c: None), turns=9, box_steps_max=3)
+    assert ran(world, "b1") == [0, 1, 2]
+    assert [x.outcome for x in labels(world)] == [Outcome.MODEL_SUCCESS]

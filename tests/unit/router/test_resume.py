@@ -174,7 +174,7 @@ def test_living_boxes_come_before_new_ones() -> None:
     new, old = e.SiblingRestored(0, started=True), e.SiblingRestored(0, resume=record())
     world.feed(e.GroupRestored("j-00000", "j", 0, (new,)))
     world.feed(e.GroupRestored("j-00001", "j", 1, (old,)))
-    world.start()
+    world.start(hosts=2)
     assert [c.episode.group for c in world.sent(e.Generate)] == ["j-00001"]
 
 
@@ -213,3 +213,33 @@ def test_retired_groups_are_counted_and_not_opened_again() -> None:
     assert (progress.groups_trained, progress.groups_filtered, progress.repairs) == (1, 1, 1)
     opened = [c.group for c in world.sent(e.OpenGroup)]
     assert opened == ["j-00003", "j-00004"]  # the filtered one is replaced
+
+
+def test_a_host_that_is_not_listed_yet_is_waited_for() -> None:
+    world = taken_over(record(intent=INTENT), hosts=1, resume_wait_s=10.0).wait(5.0)
+    assert not world.sent(e.Exec)
+    world.feed(e.HostsListed((e.Host("h1", "h1:1"),)))
+    assert [(c.host, c.box) for c in world.sent(e.Exec)] == [("h1", "old")]
+
+
+def test_a_host_that_stays_away_is_not_waited_for_any_longer() -> None:
+    world = taken_over(record(intent=INTENT), hosts=1, resume_wait_s=10.0).wait(10.5)
+    assert [c.host for c in world.sent(e.Exec)] == ["h1"]
+
+
+def test_what_waits_for_its_host_keeps_its_place_and_holds_up_nobody_else() -> None:
+    world = World(episodes_max=2).on(e.Generate, silent)
+    world.feed(job(groups=3, size=1, max_turns=5))
+    new, old = e.SiblingRestored(0, started=True), e.SiblingRestored(0, resume=record())
+    for index, told in enumerate((old, new, new)):
+        world.feed(e.GroupRestored(f"j-0000{index}", "j", index, (told,)))
+    world.start()
+    assert [c.episode.group for c in world.sent(e.AcquireBox)] == ["j-00001"]
+    world.feed(e.HostsListed((e.Host("h1", "h1:1"),)))
+    assert [c.episode.group for c in world.sent(e.Generate)] == ["j-00001", "j-00000"]
+
+
+def test_a_resumed_step_tells_what_ran_in_its_box_by_the_records() -> None:
+    said = turn(1, command="")
+    told = e.Resume((turn(0), said), INTENT, host="h1", box="old")
+    assert [c.after for c in taken_over(told).sent(e.Exec)] == [0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.errors import Exhausted, InvalidInput, Refused
+from muster.errors import Exhausted, InvalidInput, NotFound, Refused
 from muster.types import StepLimit
 from services.sandbox.box import Evidence
 from services.sandbox.ledger import Decision, Ledger, which_limit
@@ -90,3 +90,33 @@ def test_a_lost_step_stays_begun_and_closes_the_box() -> None:
     assert ledger.decide(0, "echo one") is Decision.WAIT
     with pytest.raises(Refused, match="the host died"):
         ledger.decide(1, "echo two")
+
+
+def test_a_box_that_is_ahead_of_its_callers_records_runs_nothing() -> None:
+    ledger = Ledger()
+    ran(ledger, 0)
+    ran(ledger, 1, "rm -r /")
+    with pytest.raises(NotFound) as caught:
+        ledger.decide(2, "ls", after=0, box="b1")
+    assert (caught.value.field, caught.value.value) == ("box", "b1")
+    assert ledger.decide(2, "ls", after=1, box="b1") is Decision.RUN
+
+
+def test_so_it_is_when_the_turn_was_sampled_anew_and_is_another_command_now() -> None:
+    ledger = Ledger()
+    ran(ledger, 0, "rm -r /")
+    with pytest.raises(NotFound):
+        ledger.decide(0, "ls", after=-1, box="b1")
+
+
+def test_a_box_that_is_behind_its_callers_records_runs_nothing() -> None:
+    with pytest.raises(NotFound):
+        Ledger().decide(1, "ls", after=0, box="b1")
+
+
+def test_the_same_step_asked_for_again_is_answered_although_it_is_the_newest() -> None:
+    ledger = Ledger()
+    ran(ledger, 0)
+    assert ledger.decide(0, "x", after=-1, box="b1") is Decision.REPEAT
+    ledger.begin(1, "y")
+    assert ledger.decide(1, "y", after=0, box="b1") is Decision.WAIT

@@ -127,10 +127,16 @@ def test_a_split_without_tasks_says_which_there_are(fresh: MakeTask) -> None:
         read_task_set(fresh(), split="test")
 
 
-@pytest.mark.parametrize("seed", [-1, 999_999, 1_000_000])
+@pytest.mark.parametrize("seed", [999_999, 1_000_000])
 def test_training_cannot_reach_a_held_out_seed(fresh: MakeTask, seed: int) -> None:
     with pytest.raises(InvalidInput, match=r"held out .* → choose 0 to 999998, or --split eval"):
         read_instances([fresh()], seed=seed, groups=2)
+
+
+@pytest.mark.parametrize("split", ["train", "all"])
+def test_a_seed_below_0_is_no_seed(fresh: MakeTask, split: str) -> None:
+    with pytest.raises(InvalidInput, match=r"instances = '-1': not a seed → count from 0"):
+        read_instances([fresh()], seed=-1, groups=2, split=split)
 
 
 def test_instances_that_cannot_be_sent_at_once_are_refused(make_task: MakeTask) -> None:

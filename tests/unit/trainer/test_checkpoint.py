@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from muster.errors import ConfigError, InvalidInput, Refused
+from muster.errors import ConfigError, Fenced, InvalidInput, Refused
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
@@ -40,6 +41,28 @@ def test_what_was_saved_is_found_again(tmp_path: Path) -> None:
     assert found[1].lineage == meta(1).lineage
     assert found[1].report == meta(1).report
     assert (folder / "weights").read_text() == "one"
+
+
+def test_a_trainer_that_slept_through_its_replacement_replaces_no_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Where locks do not reach. It wakes with a whole draft of the step that the newer one made."""
+    old, new = (CheckpointStore(tmp_path, "run", keep=2) for _ in range(2))
+    old.note_epoch(1)
+
+    def sleeps(folder: str) -> None:
+        writes("old")(folder)
+        new.note_epoch(2)
+        new.save(replace(meta(1), trainer_epoch=2), writes("new"), going)
+
+    with pytest.raises(Fenced):
+        old.save(meta(1), sleeps, going)
+    with pytest.raises(Fenced):
+        old.prune(2)
+    with pytest.raises(Fenced):
+        old.note_epoch(1)
+    assert (tmp_path / "step-000001" / "weights").read_text() == "new"
+    assert new.epoch() == 2
 
 
 def test_before_the_first_there_is_none(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from muster.errors import InvalidInput, Refused, Unavailable
 from services.trainer import ports
 from services.trainer.adapters import worker
 from services.trainer.adapters.checkpoint import CheckpointStore
-from services.trainer.adapters.fake import FakeBank, FakeFleet, FakePolicy, FakeVersionLog
+from services.trainer.adapters.fake import FakePolicy
 from services.trainer.driver import Driver, DriverSettings
 from services.trainer.ports import KnownVersion
 from services.trainer.schedule import Phase
+from tests.unit.trainer.fakes import FakeBank, FakeFleet, FakeVersionLog
 from tests.unit.trainer.stories import batch, group, prompt, sampled, trajectory
 
 
@@ -158,22 +159,37 @@ async def test_the_door_is_open_while_the_trainer_is_restored_and_runs(tmp_path:
     assert told == [Phase.STARTING, Phase.STOPPED]
 
 
-async def test_a_checkpoint_brings_its_batch_back_to_the_bank(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, steps=2)
-    await stage.run()
-    await stage.run()
-    assert stage.bank.brought == [None, stage.bank.batches[2].frozen]
-
-
 async def test_a_checkpoint_brings_every_batch_since_the_one_before_it(tmp_path: Path) -> None:
-    """Registered in order: a bank that lost both would refuse the second without the first."""
+    """In one registration: a bank that lost them takes all of them, or none."""
     stage = Stage(tmp_path, steps=5)
     stage.settings = replace(stage.settings, checkpoint_every=2)
     await stage.run()
-    stage.bank.registered.clear()
+    assert stage.bank.brought == []
     await stage.run()
-    assert stage.bank.registered == [3, 4]
-    assert stage.bank.brought[-2:] == [stage.bank.batches[step].frozen for step in (3, 4)]
+    assert stage.bank.registered == [0, 4]
+    assert stage.bank.brought == [3, 4]
+
+
+async def test_a_checkpoint_that_alone_is_kept_is_gone_on_from(tmp_path: Path) -> None:
+    """The bank has deleted the batches that led to it, and refuses those that they would need."""
+    stage = Stage(tmp_path, steps=3)
+    stage.keep = 1
+    stage.settings = replace(stage.settings, checkpoint_every=3)
+    await stage.run()
+    stage.bank.registered.clear()
+    stage.bank.batches[4] = batch(*group("g4", 1.0, 0.0), step=4)
+    await stage.run()
+    assert stage.bank.mark == 3
+    assert stage.bank.registered == [3]
+
+
+async def test_a_checkpoint_older_than_what_is_deleted_is_refused(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=3)
+    await stage.run()
+    stage.bank.mark = 4
+    with pytest.raises(BaseExceptionGroup) as refused:
+        await stage.run()
+    assert refused.group_contains(Refused, match="up to step 4 are deleted")
 
 
 async def test_a_restart_trains_again_what_no_checkpoint_has(tmp_path: Path) -> None:

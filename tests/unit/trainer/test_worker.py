@@ -20,11 +20,11 @@ async def test_a_stop_ends_the_wait_and_not_the_work() -> None:
     release, stopping = threading.Event(), asyncio.Event()
     stopping.set()
     try:
-        assert await unless(stopping, lambda: release.wait(15), "wait") is None
+        assert await unless(stopping, in_daemon(lambda: release.wait(15), "w"), "wait") is None
         assert at_work()
     finally:
         release.set()
 
 
 async def test_without_a_stop_the_result_counts() -> None:
-    assert await unless(asyncio.Event(), lambda: "made", "make") == "made"
+    assert await unless(asyncio.Event(), in_daemon(lambda: "made", "m"), "make") == "made"
