@@ -31,11 +31,11 @@ from typing import Any
 
 from muster.client import JobState, MusterClient
 from muster.clock import monotonic
-from muster.errors import MusterError
+from muster.errors import MusterError, Unavailable
 from muster.model import ensure_model
 from muster.supervise import state
 from muster.types import JobPolicy
-from tests.faults.plan import Fault, faults, runs
+from tests.faults.plan import Fault, engine_faults, faults, runs
 
 ROOT = Path(__file__).parents[2]
 MUSTER = Path(sys.executable).with_name("muster")
@@ -161,11 +161,12 @@ class Run:
         async with MusterClient(f"127.0.0.1:{self.port}", patience_s=90) as client:
             policy = JobPolicy(infra_ceiling=1.0)
             tasks = ROOT / "tasks"
+            await client.submit(tasks, groups=1, group_size=2, job="cancelled", policy=policy)
+            await self._patiently(lambda: _opened(client, "cancelled"))  # else nothing is filtered
+            await self._patiently(lambda: client.cancel("cancelled"))
             await client.submit(
                 tasks, groups=_GROUPS, group_size=_SIBLINGS, job="kept", policy=policy
             )
-            await client.submit(tasks, groups=1, group_size=2, job="cancelled", policy=policy)
-            await self._patiently(lambda: client.cancel("cancelled"))
             async for progress in client.watch("kept"):
                 result.episodes = progress.episodes_finished
                 if progress.ended and progress.state is not JobState.DONE:
@@ -180,7 +181,7 @@ class Run:
                 return
             except MusterError as error:
                 if monotonic() > until:
-                    raise RuntimeError(f"cancel: {error}") from error
+                    raise RuntimeError(str(error)) from error
                 await asyncio.sleep(0.2)
 
     async def _retired(self) -> None:
@@ -225,6 +226,12 @@ class Run:
             result.problems.append(f"void: {result.episodes} episodes, {EPISODES_MIN} are needed")
 
 
+async def _opened(client: MusterClient, job: str) -> None:
+    """Raises Unavailable while no group of the job is open."""
+    if not (await client.get(job)).groups_opened:
+        raise Unavailable("no group is open yet")
+
+
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -247,11 +254,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default="", help="faults whose NAME=ACTION contains this")
     parser.add_argument("--runs", type=int, default=0, help="at most so many runs")
-    parser.add_argument("--engine", action="store_true", help="real engine, boxes and policy")
+    parser.add_argument("--engine", action="store_true", help="ten faults, all parts real")
     parser.add_argument("--keep", type=Path, help="keep the folders of failed runs here")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    wanted = [f for f in faults() if args.only in f.plan]
+    every = engine_faults() if args.engine and not args.only else faults()
+    wanted = [f for f in every if args.only in f.plan]
     packed = runs(wanted)[: args.runs or None]
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="muster-faults-") as name:

@@ -76,6 +76,23 @@ def faults() -> list[Fault]:
     return found + [Fault(name, "hold") for name in writes]
 
 
+def engine_faults() -> list[Fault]:
+    """Ten of them, two of each service, for runs whose parts are all real and take minutes."""
+    names = (
+        "inference.generate.after",
+        "inference.commit.before",
+        "trainer.save.before",
+        "trainer.acknowledge.after",
+        "router.exec.after",
+        "router.record_turn.before",
+        "readybank.freeze.after",
+        "readybank.train.before",
+        "sandbox.exec.after",
+        "sandbox.verify.before",
+    )
+    return [Fault(name, "kill") for name in names]
+
+
 def runs(wanted: list[Fault]) -> list[list[Fault]]:
     """Packed: in one run each failpoint acts once, and no service dies too often."""
     packed: list[list[Fault]] = []

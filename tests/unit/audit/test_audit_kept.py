@@ -77,6 +77,19 @@ def test_repairs_of_both_kinds_are_counted(story: Story, told: int, clean: bool)
     assert (found == []) == clean, found
 
 
+def test_a_cancelled_job_may_have_ended_more_than_the_bank_had_counted(story: Story) -> None:
+    """A turn that was under way at the cancel was recorded just before its group went."""
+    story.job(groups=1)
+    story.opened(G0)
+    story.turn((G0, 0, 0), 0)
+    story.fate(G0, reason="job_cancelled")
+    kept_as = replace(SOUND, totals={"job": {"filtered": 1}})
+    told = "job job: its total says 0 turns, its entries add up to 1"
+    assert f"problem {told}" in findings(kept(story, kept_as))
+    story.add("jobs", ev.JobRecord(job="job", cancelled=True))
+    assert f"note {told}" in findings(kept(story, kept_as))
+
+
 def test_a_retired_group_without_any_record_is_found(good: Story) -> None:
     more = {"job": frozenset({0, 7})}
     record = kept(good, SOUND, retired=more, retired_after=more)
