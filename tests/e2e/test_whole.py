@@ -37,9 +37,11 @@ from muster.v1 import (
     trainer_pb2,
 )
 from muster.v1 import inference_pb2 as inf
+from muster.v1 import readybank_pb2 as rb
 from muster.v1 import router_pb2 as rt
 from muster.v1 import trainer_pb2 as tr
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from muster.v1.readybank_pb2_grpc import ReadyBankServiceStub
 from muster.v1.router_pb2_grpc import RouterServiceStub
 from muster.v1.trainer_pb2_grpc import TrainerServiceStub
 from tests.e2e.leftovers import Muster
@@ -70,6 +72,7 @@ class Whole:
     refused_update: str = ""
     after_refused_update: tuple[set[int], Scores] = (set(), [])
     trainer: tr.GetTrainerStatusResponse | None = None
+    batch: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,7 @@ async def _exercise(redis: Redis, state: Path, address: str, folder: Path) -> Wh
         whole.refused_update = await _refused_update(redis, replica, whole)
         whole.after_refused_update = await replica.scores()
         whole.trainer = await _trainer_status(redis)
+        whole.batch = await _batch_explained(redis)
     whole.record = await read_record(redis, RUN)
     whole.checkpoints = {
         v.version: Path(v.checkpoint) for v in whole.record.versions if v.checkpoint
@@ -159,6 +163,8 @@ async def _cancel_one(client: MusterClient, address: str) -> Progress:
         stub: Any = RouterServiceStub(channel)
         answer = await stub.GetJob(rt.GetJobRequest(job=job), timeout=10)
         assert answer.progress.state == rt.JOB_STATE_RUNNING
+        told = await stub.Explain(rt.ExplainRequest(subject=job), timeout=10)
+        assert told.waiting[0].subject == job
     return await client.cancel(job)
 
 
@@ -209,6 +215,15 @@ async def _abort_nothing(redis: Redis, replica: Replica) -> None:
     assert not (await replica.stub.Abort(request, timeout=10)).found
 
 
+async def _batch_explained(redis: Redis) -> str:
+    """What the bank says of the batch that the trainer waits for."""
+    [entry] = await Registry(redis, RUN).list("readybank")
+    async with rpc.channel(entry.address) as channel:
+        stub: Any = ReadyBankServiceStub(channel)
+        told = await stub.ExplainBatch(rb.ExplainBatchRequest(run=RUN), timeout=10)
+    return str(told.waiting[0].subject)
+
+
 async def _trainer_status(redis: Redis) -> tr.GetTrainerStatusResponse:
     [entry] = await Registry(redis, RUN).list("trainer")
     async with rpc.channel(entry.address) as channel:
@@ -217,6 +232,10 @@ async def _trainer_status(redis: Redis) -> tr.GetTrainerStatusResponse:
             tr.GetTrainerStatusRequest(), timeout=10
         )
     return status
+
+
+def test_the_bank_says_which_batch_is_waited_for(whole: Whole) -> None:
+    assert whole.batch == "batch 3"
 
 
 def test_two_versions_were_made_published_and_sampled_from(whole: Whole) -> None:
@@ -294,5 +313,5 @@ def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
         for method in service.methods
     }
     served = {span["name"] for span in _spans(whole)}
-    assert len(wanted) == 19
+    assert len(wanted) == 23
     assert wanted - served == set()
