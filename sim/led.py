@@ -7,6 +7,7 @@ cover: what the leader does (router.py, bank.py).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -69,7 +70,7 @@ class Shared:
         process.every(1.0, again)
 
 
-class Led(Process):
+class Led(Process, ABC):
     """`lead(epoch)` is the subclass's beginning; `epoch` 0 means that it stands by."""
 
     def __init__(self, shared: Shared, name: str, role: str):
@@ -82,8 +83,9 @@ class Led(Process):
         self.epoch, self._server = 0, None
         self._stand_by()
 
+    @abstractmethod
     def lead(self) -> None:
-        raise NotImplementedError
+        """It leads now, under `epoch`: read what is there, then serve."""
 
     def _stand_by(self) -> None:
         me = f"{self.name}/{self.life}"

@@ -81,8 +81,11 @@ class Trainer(Led):
 
     def _epoch(self, epoch: int) -> None:
         self.epoch = self._noted = epoch
+        self.lead()
+
+    def lead(self) -> None:
         self.shared.announce(self)
-        self.streams = ModelStreams(self.store, role="trainer", epoch=epoch)
+        self.streams = ModelStreams(self.store, role="trainer", epoch=self.epoch)
         self.machine = s.TrainerMachine(
             checkpoint_every=self.model.checkpoint_every, checkpoint_idle_s=10.0
         )

@@ -8,6 +8,7 @@ replayed (episode.py), the outcome rules (muster.outcome).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import StrEnum
 
 from muster.outcome import End, Evidence, Failure, Verdict, judge, needs_rerun
@@ -35,7 +36,7 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-class Attempt:
+class Attempt(ABC):
     """Its box and its end. Every `on_*` takes an event of this attempt and answers commands."""
 
     def __init__(
@@ -70,18 +71,18 @@ class Attempt:
     def id(self) -> str:
         return self.key.id
 
+    @abstractmethod
     def _has_box(self, event: e.BoxAcquired, fleet: Fleet, now: float) -> Commands:
         """A box is there: the first turn, or the replay of a lost box's steps."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _ran(self) -> int:
         """The newest recorded turn whose command ran, -1 before the first: it is in the box."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lost_box(self, reason: str) -> None:
         """The box is gone and another will be asked for."""
-        raise NotImplementedError
 
     # -- box ---------------------------------------------------------------------------
 

@@ -192,7 +192,6 @@ class Run:
             if all((self.marks / f"{name}.done").exists() for name in names):
                 break
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)  # what it began may go on
 
     async def _kill_held_servers(self) -> None:
         """Whoever is held waits until the server of the streams was killed and is back."""

@@ -198,7 +198,7 @@ async def test_a_planted_verdict_is_never_read(tmp_path: Path) -> None:
         " || true",
         "mkdir -p /etc/python3.11 && echo 'print(\"evil\")' > /etc/python3.11/sitecustomize.py",
         "mkdir -p /app/site && echo 'print(\"evil\")' > /app/json.py",
-        "echo 'echo evil' > /root/.bashrc; echo 'echo evil' > /root/.profile;"
+        "echo 'echo evil' > ~/.bashrc; echo 'echo evil' > ~/.profile;"
         " echo 'echo evil' > /etc/profile",
         "rm -rf /app && ln -s /etc /app",
         "rm -rf /app",

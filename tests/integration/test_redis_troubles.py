@@ -113,7 +113,7 @@ async def test_leaders_through_trouble_never_share_an_epoch(
         await contest.led(1)
         tasks.create_task(contest.enter())
         async with trouble(server):
-            await asyncio.sleep(6 * contest.ttl_s)
+            await asyncio.sleep(6 * contest.ttl_s)  # the trouble itself: it outlasts a heartbeat
         await contest.settled(server)
         contest.over.set()
     newest = int(await server.admin.get("m:{r}:epoch:router"))
