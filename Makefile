@@ -55,7 +55,7 @@ kill-matrix: setup ## A fault at every failpoint: simulated, then real processes
 	$(BIN)/python -m sim --rough --seeds 200
 	$(BIN)/python -m tests.faults.kill_matrix
 
-mutants: setup ## Ten planted bugs, each caught by a test or a fault seed (minutes)
+mutants: setup ## Planted bugs, each caught by a test or a fault seed (minutes)
 	$(BIN)/python -m tests.faults.mutants
 
 power-cut: setup ## The server of the streams loses power, 20 times per policy (needs root)
@@ -65,7 +65,7 @@ soak: setup ## 1,000 batches through fakes: memory, descriptors, keys stay flat 
 	$(BIN)/python -m bench.soak
 
 bench: setup ## Run every benchmark
-	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done
+	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); [ $$name = check ] && continue; echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 freeze: ## Write constraints.txt from what is installed
 	$(BIN)/python scripts/freeze.py > constraints.new && mv constraints.new constraints.txt

@@ -11,7 +11,7 @@ unpacked as it comes and counted in unpacked bytes, against a bare stream of as 
 four arms take turns. Memory: resident memory of the bank and used memory of the server after many
 small batches, each leased, acknowledged and cleared away with three checkpoints kept, against
 after the first 50.
-Does not cover: the router's own work per turn (bench.router), other services (bench.soak).
+Does not cover: the router's own work per turn (not measured yet), other services (bench.soak).
 """
 
 from __future__ import annotations

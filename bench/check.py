@@ -3,7 +3,8 @@
     python -m bench.check FILE…
 
 Owns: the comparison. Promise: exit 0 when every target of each named bench is met by a full run, 1
-otherwise; a figure that is missing is a miss; a quick run supports no claim and is said to be one.
+otherwise, 2 without any file; a figure that is missing is a miss; a quick run supports no claim and
+is said to be one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def judged(result: dict[str, Any], targets: dict[str, dict[str, float]]) -> Iter
 
 
 def main(files: list[str]) -> int:
+    if not files:
+        print(__doc__)
+        return 2
     targets = tomllib.loads(TARGETS.read_text("utf-8"))
     missed = False
     for file in files:

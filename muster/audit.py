@@ -83,7 +83,7 @@ def count(index: RunIndex) -> Totals:
     members = [m for step in index.trained for m in index.batch(step).members]
     trained = index.in_batches(trained=True)
     running = _running(index)
-    last = {episode: labels[-1].label.outcome for episode, labels in index.labels.items()}
+    labels = [labelled for episode in index.labels if (labelled := index.label(episode))]
     return Totals(
         groups=len(sizes),
         groups_trained=len(fated[Fate.TRAINED]),
@@ -107,19 +107,18 @@ def count(index: RunIndex) -> Totals:
         siblings_repaired=sum(max(attempts) > 0 for attempts in index.attempts.values()),
         batches_frozen=len(index.frozen),
         batches_trained=len(index.trained),
-        outcomes=dict(sorted(Counter(map(str, last.values())).items())),
+        outcomes=dict(sorted(Counter(str(x.label.outcome) for x in labels).items())),
     )
 
 
 def _running(index: RunIndex) -> int:
     """Attempts that a router may still end: whether one is up, the record does not say."""
-    cancelled = {job for job, records in index.jobs.items() if any(r.cancelled for r in records)}
     return sum(
         f"{group}.{sibling}.{max(attempts)}" not in index.finished
         for (group, sibling), attempts in index.attempts.items()
         if group in index.opened
         and group not in index.fates
-        and index.opened[group][0].job not in cancelled
+        and not index.cancelled(index.opened[group][0].job)
     )
 
 
@@ -146,13 +145,12 @@ def _why_open(index: RunIndex, group: str, job: str, held: dict[str, list[int]])
         return f"open: in batch {held[group][-1]}, which is not yet acknowledged"
     missing, unusable = [], []
     for sibling in range(index.size(group)):
-        attempt = index.newest_finished(group, sibling)
-        labels = index.labels.get(f"{group}.{sibling}.{attempt}")
-        if attempt is None or not labels:
+        labelled = index.outcome(group, sibling)
+        if labelled is None:
             missing.append(str(sibling))
-        elif not labels[-1].label.outcome.valid:
-            unusable.append(f"{sibling} ({labels[-1].label.cause})")
-    if any(j.cancelled for j in index.jobs.get(job, ())):
+        elif not labelled.label.outcome.valid:
+            unusable.append(f"{sibling} ({labelled.label.cause})")
+    if index.cancelled(job):
         return f"open: its job {job} was cancelled"
     if missing:
         return f"open: siblings not finished: {', '.join(missing)}"

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from muster.entries import Finish, Intended, Opened, Restored, Turn
 from muster.finding import Finding, problem
-from muster.run_index import Event, RunIndex, order
+from muster.run_index import Event, RunIndex
+from muster.stream_ids import id_order
 
 
 def check(index: RunIndex) -> Iterator[Finding]:
@@ -48,7 +49,7 @@ def _links(
 
 
 def _ended_before(events: Sequence[Event], then: Event) -> bool:
-    return any(isinstance(e, Finish) and order(e.at) < order(then.at) for e in events)
+    return any(isinstance(e, Finish) and id_order(e.at) < id_order(then.at) for e in events)
 
 
 def _bounded(index: RunIndex, group: str, sibling: int, known: Sequence[int]) -> Iterator[Finding]:
@@ -73,7 +74,7 @@ def _intents(index: RunIndex, episode: str, where: str) -> Iterator[Finding]:
             yield problem(f"the step of turn {turn} has no result, yet later ones were run", where)
         if done is not None:
             yield from _same(intent, done, where)
-        if ends and order(intent.at) > order(ends[0].at):
+        if ends and id_order(intent.at) > id_order(ends[0].at):
             yield problem(f"the step of turn {turn} was intended after the end", where)
     for turn, done in turns.items():
         if done.command and done.box and turn not in intended:  # older records name no box
@@ -81,7 +82,7 @@ def _intents(index: RunIndex, episode: str, where: str) -> Iterator[Finding]:
 
 
 def _same(intent: Intended, done: Turn, where: str) -> Iterator[Finding]:
-    if order(done.at) < order(intent.at):
+    if id_order(done.at) < id_order(intent.at):
         yield problem(f"the step of turn {done.turn} was intended after it had ended", where)
     what = [
         name
@@ -113,18 +114,18 @@ def _replays(index: RunIndex, episode: str, where: str) -> Iterator[Finding]:
     if sorted(set(numbers)) != numbers:
         yield problem(f"its replays are numbered {', '.join(map(str, numbers))}", where)
     ends = index.finished.get(episode, ())
-    if ends and any(order(r.at) > order(ends[0].at) for r in replays):
+    if ends and any(id_order(r.at) > id_order(ends[0].at) for r in replays):
         yield problem("a box was restored after the end", where)
     for replay in replays:
-        done = [t for t in index.turns.get(episode, ()) if order(t.at) < order(replay.at)]
+        done = [t for t in index.turns.get(episode, ()) if id_order(t.at) < id_order(replay.at)]
         steps = sum(bool(t.command) for t in done)
         if replay.turns_replayed not in (steps, len(done)):
             counted = f"{replay.turns_replayed} turns replayed of {len(done)}"
             yield problem(f"replay {replay.repair}: {counted}", where)
-    for labelled in index.labels.get(episode, ())[:1]:
-        if labelled.label.replays < len(replays):
-            counted = f"its label counts {labelled.label.replays}"
-            yield problem(f"{len(replays)} replays are recorded, {counted}", where)
+    labelled = index.label(episode)
+    if labelled and labelled.label.replays < len(replays):
+        counted = f"its label counts {labelled.label.replays}"
+        yield problem(f"{len(replays)} replays are recorded, {counted}", where)
 
 
 def _epochs(index: RunIndex) -> Iterator[Finding]:
@@ -136,7 +137,7 @@ def _epochs(index: RunIndex) -> Iterator[Finding]:
     events += record.restored
     events += record.finished
     newest: dict[str, int] = {}
-    for event in sorted(events, key=lambda e: order(e.at)):
+    for event in sorted(events, key=lambda e: id_order(e.at)):
         group, epoch = event.key.group, event.key.owner_epoch
         if epoch < newest.get(group, epoch):
             yield problem(

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 from muster.entries import Batch, FateOf, Member
 from muster.finding import Finding, note, problem
-from muster.run_index import ROOT_VERSION, RunIndex, order
+from muster.run_index import ROOT_VERSION, RunIndex
+from muster.stream_ids import id_order
 from muster.types import Fate
 
 
 def check(index: RunIndex) -> Iterator[Finding]:
     """Every rule on every batch, fate and version."""
     yield from _steps(index)
-    for step in sorted({*index.frozen, *index.trained}):
+    for step in sorted(index.steps):
         yield from _stages(index, step)
         yield from _members(index, index.batch(step))
     for group, steps in index.in_batches().items():
@@ -31,7 +32,7 @@ def check(index: RunIndex) -> Iterator[Finding]:
 
 
 def _steps(index: RunIndex) -> Iterator[Finding]:
-    steps = {*index.frozen, *index.trained}
+    steps = index.steps
     first = 1 if index.record.whole else min(steps, default=1)
     for step in range(first, max(steps, default=0)):
         if step not in steps:
@@ -49,7 +50,7 @@ def _stages(index: RunIndex, step: int) -> Iterator[Finding]:
         yield problem("its composition changed after it was frozen", where)
     elif len(frozen) > 1 or len(trained) > 1:
         yield note(f"frozen {len(frozen)} times, trained {len(trained)} times, unchanged", where)
-    if frozen and trained and order(trained[0].at) < order(frozen[0].at):
+    if frozen and trained and id_order(trained[0].at) < id_order(frozen[0].at):
         yield problem("trained before it was frozen", where)
 
 
@@ -77,8 +78,8 @@ def _whole(index: RunIndex, member: Member, where: str) -> Iterator[Finding]:
         if newest != attempt:
             counts = "none has finished" if newest is None else f"{newest} is the newest finished"
             yield problem(f"sibling {sibling} counts attempt {attempt}, but {counts}", where)
-        labels = index.labels.get(f"{member.group}.{sibling}.{attempt}", [])
-        valid += any(label.label.outcome.valid for label in labels)
+        labelled = index.label(f"{member.group}.{sibling}.{attempt}")
+        valid += labelled is not None and labelled.label.outcome.valid
     if not valid:
         yield problem("no sibling has a valid outcome", where)
 

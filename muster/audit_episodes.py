@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from muster.entries import Finish, Opened, Turn
 from muster.finding import Finding, problem
-from muster.run_index import Place, RunIndex, order
+from muster.run_index import Place, RunIndex
+from muster.stream_ids import id_order
 from muster.types import Fate
 
 
@@ -96,14 +97,14 @@ def _turns(index: RunIndex, episode: str) -> Iterator[Finding]:
     events: list[Turn | Finish] = [*turns, *ends]
     if any(e.seq != (e.turn if isinstance(e, Turn) else e.turns) for e in events):
         yield problem("a sequence number does not fit its turn", where)
-    if ends and any(order(t.at) > order(ends[0].at) for t in turns):
+    if ends and any(id_order(t.at) > id_order(ends[0].at) for t in turns):
         yield problem("a turn was written after the end", where)
 
 
 def _cancelled(index: RunIndex, group: str) -> bool:
     """Its job was given up by a person, and with it what was still running."""
     job = index.opened[group][0].job if group in index.opened else ""
-    return any(record.cancelled for record in index.jobs.get(job, ()))
+    return index.cancelled(job)
 
 
 def _ended(index: RunIndex, group: str) -> Iterator[Finding]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from muster.decode import place
 from muster.entries import RunRecord, StreamState
 from muster.finding import Finding, note, problem
 from muster.run_index import RunIndex
-from muster.types import Fate
+from muster.types import Fate, job_and_index
 
 _SHOWN = 3
 
@@ -107,8 +106,8 @@ def _group_of(name: str) -> str:
 
 
 def _is_in(group: str, retired: Mapping[str, frozenset[int]]) -> bool:
-    job, number = place(group)
-    return number in retired.get(job, ())
+    found = job_and_index(group)
+    return found is not None and found[1] in retired.get(found[0], ())
 
 
 def _some(names: list[str]) -> str:
@@ -116,17 +115,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def cancelled(index: RunIndex, job: str) -> bool:
-    """True when somebody cancelled it."""
-    return any(record.cancelled for record in index.jobs.get(job, ()))
-
-
 def _totals(index: RunIndex) -> Iterator[Finding]:
     """What the bank counted of retired groups is what their entries add up to."""
     kept = index.record.kept
     for job, told in kept.totals.items():
         retired = kept.retired.get(job, frozenset())
-        groups = [g for g in index.opened if place(g)[0] == job and place(g)[1] in retired]
+        groups = [g for g in index.opened if _is_in(g, {job: retired})]
         if len(groups) < len(retired):
             absent = len(retired) - len(groups)
             yield problem(f"of {absent} retired groups there is no record", f"job {job}")
@@ -138,7 +132,7 @@ def _totals(index: RunIndex) -> Iterator[Finding]:
                 continue
             says = f"its total says {counted} {name}, its entries add up to {entries}"
             # What was under way when it was cancelled may end after the bank has counted.
-            given_up = counted < entries and cancelled(index, job)
+            given_up = counted < entries and index.cancelled(job)
             yield (note if given_up else problem)(says, f"job {job}")
         fewest, most = repairs(index, groups)
         if not fewest <= told.get("repairs", 0) <= most:
@@ -162,7 +156,7 @@ def count(index: RunIndex, groups: Iterable[str]) -> dict[str, int]:
                 id_ = f"{group}.{sibling}.{attempt}"
                 found["episodes"] += id_ in index.finished
                 found["turns"] += len({t.turn for t in index.turns.get(id_, ())})
-                for labelled in index.labels.get(id_, ())[:1]:
+                if labelled := index.label(id_):
                     found[f"{_OUTCOME}{labelled.label.outcome}"] += 1
     return dict(found)
 
@@ -175,7 +169,7 @@ def repairs(index: RunIndex, groups: Iterable[str]) -> tuple[int, int]:
         for sibling, attempts in index.by_group.get(group, {}).items():
             fewest += max(attempts, default=0)
             for attempt in attempts:
-                for labelled in index.labels.get(f"{group}.{sibling}.{attempt}", ())[:1]:
+                if labelled := index.label(f"{group}.{sibling}.{attempt}"):
                     most += not labelled.label.outcome.valid
                     fewest += labelled.label.replays
                     most += labelled.label.replays

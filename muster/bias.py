@@ -82,7 +82,7 @@ def bias(index: RunIndex) -> Bias:
     members = {
         episode for step in index.trained for episode in index.member_ids(index.batch(step).members)
     }
-    cuts = [(index.batch(s).complete_unix_s, s) for s in sorted({*index.frozen, *index.trained})]
+    cuts = [(index.batch(s).complete_unix_s, s) for s in sorted(index.steps)]
     cohorts = tuple(_cohorts(index, ended, members, cuts))
     settled = [c for c in cohorts if not c.groups_open]
     return Bias(

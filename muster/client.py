@@ -15,7 +15,6 @@ Raises the exceptions of muster.errors. Does not cover: reading results (muster.
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from enum import StrEnum
@@ -101,10 +100,7 @@ class MusterClient:
         self._addresses = [one.strip() for one in (address or DEFAULT_ROUTER).split(",")]
         self._named = bool(address)
         for one in self._addresses:
-            if not re.fullmatch(r"unix:.+|[^\s:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", one):
-                raise InvalidInput(
-                    "not an address", field="router", value=one, way_out="use HOST:PORT"
-                )
+            rpc.check_address(one, field="router")
         self._address, self._patience_s = self._addresses[0], patience_s
         self._find = find or (lambda: "")
         self._tell = tell or (lambda line: None)

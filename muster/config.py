@@ -94,6 +94,10 @@ class Config(Section):
             raise TypeError(f"section {name} is {type(found).__name__}, not {kind.__name__}")
         return found
 
+    def history(self, run: str) -> Path:
+        """Folder of the entries that were trimmed from a run's streams (muster/history.py)."""
+        return self.state_dir / "history" / run
+
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Read `path` (None: defaults), apply MUSTER_* variables, check all sections.

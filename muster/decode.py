@@ -35,6 +35,7 @@ from muster.entries import (
 )
 from muster.errors import InvalidInput
 from muster.streams import Received
+from muster.types import job_and_index
 from muster.v1 import events_pb2 as ev
 
 R = TypeVar("R")
@@ -72,15 +73,9 @@ _TUPLES = (
 )
 
 
-def place(group: str) -> tuple[str, int]:
-    """Job and index of a group, by its name; index -1 when it is not named so."""
-    job, _, index = group.rpartition("-")
-    return (job, int(index)) if index.isdigit() and index.isascii() else (group, -1)
-
-
 def _without_retired(record: RunRecord) -> RunRecord:
     def here(group: str) -> bool:
-        job, index = place(group)
+        job, index = job_and_index(group) or (group, -1)
         return index not in record.kept.retired_after.get(job, ())
 
     batches = []

@@ -2,7 +2,7 @@
 
 Pure. Owns: the promise of each policy, the order of policies, the refusals. Promise: a server that
 keeps less than `redis.appendfsync` asks for is refused, unless `redis.allow_volatile` accepts it.
-Does not cover: asking the server (streams.py).
+Does not cover: asking the server (redis_link.py).
 
 What is lost of the entries whose append was acknowledged (docs/adr/0008):
 

@@ -248,7 +248,6 @@ class Kept(Value, frozen=True):
     retired_after: dict[str, frozenset[int]] = {}
     payloads: frozenset[str] | None = None
     fenced: dict[str, int] = {}
-    mark_step: int = 0
 
 
 class RunRecord(Value, frozen=True):

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from math import inf
 
 from muster.entries import Intended
-from muster.run_index import RunIndex, order
+from muster.run_index import RunIndex
+from muster.stream_ids import id_order, id_unix_s
 from muster.subject import Kind, Subject
 from muster.types import Waiting
 
@@ -27,7 +28,7 @@ def of_record(asked: Subject, index: RunIndex) -> list[Waiting]:
         return _group(asked.id, index)
     if asked.kind is Kind.JOB:
         return _job(asked.id, index)
-    steps = {*index.frozen, *index.trained}
+    steps = index.steps
     step = int(asked.id) if asked.kind is Kind.BATCH else max(steps, default=0) + 1
     if step in steps:
         return [_frozen(step, index)]
@@ -38,7 +39,7 @@ def _job(job: str, index: RunIndex) -> list[Waiting]:
     groups = [g for g, opened in index.opened.items() if opened[0].job == job]
     open_ = [g for g in groups if index.fate(g) is None]
     state = f"{len(groups)} groups on record, {len(groups) - len(open_)} of them with a fate"
-    if any(record.cancelled for record in index.jobs[job]):
+    if index.cancelled(job):
         return [Waiting(job, f"cancelled: {state}", next_command="muster report")]
     if not open_:
         return [Waiting(job, state, next_command=f"muster watch {job}")]
@@ -97,16 +98,15 @@ def _collected(index: RunIndex) -> tuple[list[str], list[str]]:
     """Groups that the next batch may be made of: complete ones, and those that are not yet."""
     held = index.in_batches()
     open_ = [g for g in index.opened if g not in index.fates and g not in held]
-    cancelled = {job for job, records in index.jobs.items() if any(r.cancelled for r in records)}
     complete = [g for g in open_ if not _unfinished(index, g)]
     waiting = [g for g in open_ if g not in complete]
-    return complete, [g for g in waiting if index.opened[g][0].job not in cancelled]
+    return complete, [g for g in waiting if not index.cancelled(index.opened[g][0].job)]
 
 
 def _none_open(index: RunIndex, complete: int) -> tuple[str, float, str, str]:
     """What a batch waits for when every open group is complete, and whose move that is. How many
     groups it takes is known from the one before."""
-    steps = {*index.frozen, *index.trained}
+    steps = index.steps
     takes = len(index.batch(max(steps)).members) if steps else 0
     if complete and complete >= takes > 0:
         return "the trainer to ask for it", 0.0, "trainer", "muster report"
@@ -152,7 +152,7 @@ def _complete(group: str, state: str, index: RunIndex) -> Waiting:
     if not others:
         told, since, owner, after = _none_open(index, len(complete))
         return Waiting(group, state, f"a batch, which waits for {told}", since, owner, after)
-    others.sort(key=lambda other: order(index.opened[other][0].at))
+    others.sort(key=lambda other: id_order(index.opened[other][0].at))
     told = f"a batch, which waits for groups that are open: {', '.join(others[:_NAMED_MAX])}"
     if len(others) > _NAMED_MAX:
         told += f" and {len(others) - _NAMED_MAX} more"
@@ -162,16 +162,16 @@ def _complete(group: str, state: str, index: RunIndex) -> Waiting:
 def _newest(index: RunIndex, group: str, sibling: int) -> str:
     """The attempt that is under way, or the one that would be next."""
     attempt = max(index.attempts.get((group, sibling), {0: []}))
-    labels = index.labels.get(f"{group}.{sibling}.{attempt}", ())
-    after = 1 if labels and not labels[-1].label.outcome.valid else 0
+    labelled = index.label(f"{group}.{sibling}.{attempt}")
+    after = 1 if labelled and not labelled.label.outcome.valid else 0
     return f"{group}.{sibling}.{attempt + after}"
 
 
 def _episode(episode: str, index: RunIndex) -> Waiting:
     group, sibling, attempt = episode.rsplit(".", 2)
-    labels = index.labels.get(episode, ())
-    if labels:
-        label = labels[-1].label
+    labelled = index.label(episode)
+    if labelled:
+        label = labelled.label
         detail = f": {label.detail}" if label.detail else ""
         state = f"ended: {label.outcome} ({label.cause}){detail}"
         return Waiting(episode, state, next_command=f"muster explain {group}")
@@ -183,7 +183,7 @@ def _episode(episode: str, index: RunIndex) -> Waiting:
         owner = f"sandbox host {step.host}" if step.host else "sandbox"
         job = index.opened[group][0].job if group in index.opened else ""
         after = f"muster watch {job}" if job else "muster report"
-        return Waiting(episode, state, told, _at(step.at), owner, after)
+        return Waiting(episode, state, told, id_unix_s(step.at), owner, after)
     opened = index.opened[group][0].opened_unix_s if group in index.opened else 0.0
     if not events:
         told = "a box, a replica, or a place among the running episodes"
@@ -193,7 +193,7 @@ def _episode(episode: str, index: RunIndex) -> Waiting:
         )
     turns = len(index.turns.get(episode, ()))
     told = f"the reply of turn {turns}, or the verdict"
-    since = max(_at(event.at) for event in events)
+    since = max(id_unix_s(event.at) for event in events)
     return Waiting(
         episode, f"{turns} turns recorded", told, since, "router", "tail -n 20 logs/router.log"
     )
@@ -205,7 +205,7 @@ def running_step(episode: str, index: RunIndex) -> Intended | None:
     if not intents or episode in index.finished:
         return None
     done = {turn.turn for turn in index.turns.get(episode, ())}
-    newest = max(intents, key=lambda intent: order(intent.at))
+    newest = max(intents, key=lambda intent: id_order(intent.at))
     return None if newest.turn in done else newest
 
 
@@ -214,7 +214,7 @@ def consequence(episode: str, index: RunIndex) -> str:
     step = running_step(episode, index)
     if step is None:
         return ""
-    since, limit = _at(step.at), f"{step.timeout_s:g} s"
+    since, limit = id_unix_s(step.at), f"{step.timeout_s:g} s"
     return (
         f"running since {clock(since)}; its limit of {limit} ends it at "
         f"{clock(since + step.timeout_s)}: "
@@ -226,8 +226,3 @@ def consequence(episode: str, index: RunIndex) -> str:
 def clock(unix_s: float) -> str:
     """Time of day here."""
     return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime("%H:%M:%S")
-
-
-def _at(stream_id: str) -> float:
-    """When the server wrote an entry, Unix seconds."""
-    return order(stream_id)[0] / 1000

@@ -81,7 +81,7 @@ def explained(
 
 def _chosen(index: RunIndex, asked: Subject, answers: Mapping[str, Answer]) -> list[Answer]:
     streams = Answer(STREAMS, tuple(of_record(asked, index)))
-    if asked.kind is Kind.BATCH and int(asked.id) in {*index.frozen, *index.trained}:
+    if asked.kind is Kind.BATCH and int(asked.id) in index.steps:
         return [streams]  # the services explain the batch that is being collected
     told = [answers[kind] for kind in _ASKED[asked.kind]]
     inner = [answer for answer in told if answer.service != "trainer"]

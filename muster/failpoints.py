@@ -43,6 +43,7 @@ NAMES = frozenset(
         "readybank.send",
         "readybank.train",
         "readybank.filter",
+        "readybank.mark",
         "readybank.retire",
         "readybank.archive",
         "readybank.trim",

@@ -22,6 +22,7 @@ import msgspec
 import zstandard
 
 from muster.errors import InvalidInput
+from muster.stream_ids import id_order
 from muster.streams import Received
 
 _LENGTH = struct.Struct("<I")
@@ -85,12 +86,6 @@ class History:
 def kept_in(folder: Path, stream: str) -> list[Path]:
     """The files of a stream."""
     return sorted([*folder.glob(f"{stream}.mzh"), *folder.glob(f"{stream}.*.mzh")])
-
-
-def id_order(id_: str) -> tuple[int, int]:
-    """Stream ids in their own order: `milliseconds-sequence`."""
-    at, _, sequence = id_.partition("-")
-    return int(at), int(sequence or 0)
 
 
 def _frame(data: bytes, at: int) -> bytes:

@@ -31,10 +31,10 @@ def marks_of(index: RunIndex, group: str, sibling: int, newest: int) -> Iterator
         for event in index.restored.get(episode, ()):
             moved = f"box lost ({event.reason}), rebuilt on {event.host}"
             yield Mark(event.start_unix_s, "replay", f"{moved}: {event.turns_replayed} turns again")
-        labels = index.labels.get(episode, ())
+        labelled = index.label(episode)
         for end in index.finished.get(episode, ())[:1]:
             if attempt < newest:
-                cause = labels[-1].label.cause if labels else "not recorded"
+                cause = labelled.label.cause if labelled else "not recorded"
                 text = f"attempt {attempt} ended ({cause}); attempt {attempt + 1} replaces it"
                 yield Mark(end.finished_unix_s, "repair", text)
 
@@ -53,9 +53,9 @@ def details_of(index: RunIndex, group: str, sibling: int, newest: int) -> Iterat
 
 def attempt_lines(index: RunIndex, episode: str) -> Iterator[str]:
     """What one attempt did, turn by turn, and how it ended."""
-    labels = index.labels.get(episode, ())
-    if labels:
-        label = labels[-1].label
+    labelled = index.label(episode)
+    if labelled:
+        label = labelled.label
         reward = "" if label.reward is None else f", reward {label.reward:g}"
         flaky = ", two different verdicts" if label.flaky else ""
         limit = f", limit {label.limit}" if label.limit else ""

@@ -25,14 +25,16 @@ from redis.asyncio import Redis
 from muster import telemetry
 from muster.clock import monotonic
 from muster.errors import Fenced, Refused, Unavailable
-from muster.redis_link import ServerWatch
+from muster.redis_link import RESERVE, ServerWatch
 from muster.streams import next_epoch, reaching_redis
 from muster.tasks import end
 
 _log = telemetry.logger("muster.leader")
 
 # Take the key when it is absent or ours, and set its time to live. KEYS: key. ARGV: me, ttl in ms.
-_TAKE = """#!lua flags=allow-oom
+_TAKE = (
+    RESERVE
+    + """
 local now = redis.call("GET", KEYS[1])
 if now and now ~= ARGV[1] then
   -- The server's clock went back: a dead leader's key would stay for as long.
@@ -44,16 +46,20 @@ end
 redis.call("SET", KEYS[1], ARGV[1], "PX", ARGV[2])
 return 1
 """
+)
 # Give it up, when it is ours; the counter of epochs is not left below ours, where a power cut may
 # have put it: the next epoch must be new to everybody who has seen this one.
 # KEYS: key, counter. ARGV: me, epoch.
-_GIVE = """#!lua flags=allow-oom
+_GIVE = (
+    RESERVE
+    + """
 if tonumber(redis.call("GET", KEYS[2]) or "0") < tonumber(ARGV[2]) then
   redis.call("SET", KEYS[2], ARGV[2])
 end
 if redis.call("GET", KEYS[1]) == ARGV[1] then return redis.call("DEL", KEYS[1]) end
 return 0
 """
+)
 # The same, when the name of its holder begins so. ARGV: beginning of the name.
 _BURY = """
 local now = redis.call("GET", KEYS[1])

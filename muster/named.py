@@ -49,10 +49,10 @@ def _ended(index: RunIndex, members: Iterable[Member]) -> list[tuple[float, Outc
         for sibling, attempt in enumerate(member.attempts):
             id_ = f"{member.group}.{sibling}.{attempt}"
             one = lane(index, member.group, sibling, attempt)
-            labels = index.labels.get(id_, ())
-            if not labels or math.isinf(one.done_unix_s):
+            labelled = index.label(id_)
+            if not labelled or math.isinf(one.done_unix_s):
                 continue
-            label, began = labels[0].label, _began(one)
+            label, began = labelled.label, _began(one)
             took = max(0.0, one.done_unix_s - began)
             seen = EpisodeOf(id_, f"{label.outcome}/{label.cause}", took)
             found.append((one.done_unix_s, label.outcome, seen))

@@ -1,8 +1,8 @@
-"""Token payloads of turns as they are kept and leased: one TurnPayload each, zstd-compressed.
+"""Payloads of turns as they are kept and leased, zstd-compressed: tokens, outputs of commands.
 
 Owns: the checks and the way back. Promise: a payload that is gone, too large or unreadable is a
-Refused that names it; no more than BYTES_MAX is ever unpacked from one. Does not cover: where
-payloads are kept (streams.py), who writes them (the router).
+Refused that names it; no more than the bound is ever unpacked from one, whatever size it tells.
+Does not cover: where payloads are kept (streams.py), who writes them (the router).
 """
 
 from __future__ import annotations
@@ -17,33 +17,41 @@ from muster.v1 import events_pb2 as ev
 BYTES_MAX = MESSAGE_BYTES_MAX  # unpacked
 
 
-def size(key: str, data: bytes) -> int:
+def size(key: str, data: bytes, bytes_max: int = BYTES_MAX) -> int:
     """Bytes of a payload when unpacked, without unpacking it; 0 where it does not tell.
 
-    Raises Refused for what is not compressed at all, or tells more than BYTES_MAX.
+    Raises Refused for what is not compressed at all, or tells more than `bytes_max`.
     """
     try:
         told = zstandard.frame_content_size(data)
     except zstandard.ZstdError as error:
         raise unreadable(key, error) from error
-    if told > BYTES_MAX:
-        raise refusal("the tokens of a turn are too large to send", key)
+    if told > bytes_max:
+        raise refusal("a payload is too large", key)
     return max(0, told)
+
+
+def plain(key: str, data: bytes, bytes_max: int = BYTES_MAX) -> bytes:
+    """What was packed, at most `bytes_max` of it. Raises Refused, naming `key`."""
+    size(key, data, bytes_max)
+    try:
+        # zstandard heeds its limit only where a frame does not tell its size; `size` did the rest.
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=bytes_max)
+    except zstandard.ZstdError as error:
+        raise unreadable(key, error) from error
 
 
 def unpacked(key: str, data: bytes) -> ev.TurnPayload:
     """The turn's segments. Raises Refused, naming `key`."""
-    size(key, data)
+    found = plain(key, data)
     try:
-        # A frame that tells its size was checked by it; the limit counts only for others.
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=BYTES_MAX)
-        return ev.TurnPayload.FromString(plain)
-    except (zstandard.ZstdError, DecodeError) as error:
+        return ev.TurnPayload.FromString(found)
+    except DecodeError as error:
         raise unreadable(key, error) from error
 
 
 def unreadable(key: str, error: Exception) -> Refused:
-    return refusal(f"the tokens of a turn cannot be read ({error})", key)
+    return refusal(f"a payload cannot be read ({error})", key)
 
 
 def refusal(problem: str, key: str) -> Refused:

@@ -21,10 +21,19 @@ from redis.exceptions import ResponseError
 from muster.decode import decode
 from muster.entries import Dead, Kept, Publication, RunRecord, StreamState
 from muster.errors import HostUnfit, NotFound
-from muster.run_index import order
+from muster.stream_ids import id_order
 from muster.streams import DEAD, STREAMS, Received, RunStreams, reaching_redis
 
-__all__ = ["Publication", "RunRecord", "StreamState", "decode", "joined", "read_record", "runs"]
+__all__ = [
+    "Publication",
+    "RunRecord",
+    "StreamState",
+    "decode",
+    "joined",
+    "read_record",
+    "runs",
+    "trimmed",
+]
 
 _DEAD_MAX = 1000  # newest ones; their number is known anyway
 
@@ -49,14 +58,12 @@ async def read_record(client: Redis, run: str, history: Path | None = None) -> R
     before = await _counts(client, streams)
     live = [m for name in cut for m in await streams.read_all(name)]
     # What was trimmed while it was read is on disk by now, so disk comes last.
-    trimmed = await asyncio.to_thread(_trimmed, history, tuple(cut)) if history else []
+    on_disk = await asyncio.to_thread(trimmed, history, tuple(cut)) if history else []
     payloads = await _payloads(client, streams)
     after = await _counts(client, streams)
     dead = await _dead(client, streams)
-    kept = Kept(
-        before.totals, before.retired, after.retired, payloads, after.fenced, after.mark_step
-    )
-    messages, states = joined(live, trimmed, cut)
+    kept = Kept(before.totals, before.retired, after.retired, payloads, after.fenced)
+    messages, states = joined(live, on_disk, cut)
     whole = not (after.retired and any(state.missing for state in states))
     return decode(run, messages, states, dead, kept, whole=whole)
 
@@ -73,21 +80,21 @@ async def runs(client: Redis) -> list[str]:
 
 
 def joined(
-    live: Sequence[Received], trimmed: Sequence[Received], cut: Mapping[str, StreamState]
+    live: Sequence[Received], kept: Sequence[Received], cut: Mapping[str, StreamState]
 ) -> tuple[list[Received], list[StreamState]]:
     """Entries up to the cut, each once, every stream in its order; and where they lay."""
     found: dict[tuple[str, str], Received] = {}
     on_disk = dict.fromkeys(cut, 0)
     for message in live:
         found[message.stream, message.id] = message
-    for message in trimmed:
+    for message in kept:
         if (message.stream, message.id) not in found:
             found[message.stream, message.id] = message
             on_disk[message.stream] += 1
-    until = {name: order(state.last) for name, state in cut.items()}
-    messages = [m for m in found.values() if order(m.id) <= until[m.stream]]
+    until = {name: id_order(state.last) for name, state in cut.items()}
+    messages = [m for m in found.values() if id_order(m.id) <= until[m.stream]]
     names = list(cut)
-    messages.sort(key=lambda m: (names.index(m.stream), order(m.id)))
+    messages.sort(key=lambda m: (names.index(m.stream), id_order(m.id)))
     counts = Counter(m.stream for m in messages)
     return messages, [
         replace(s, length=counts[name] - on_disk[name], on_disk=on_disk[name])
@@ -95,21 +102,27 @@ def joined(
     ]
 
 
-def _trimmed(folder: Path, names: Sequence[str]) -> list[Received]:
+def trimmed(folder: Path, names: Sequence[str]) -> list[Received]:
+    """The entries of these streams that a history on disk holds. Raises HostUnfit."""
     kept = [name for name in names if any(folder.glob(f"{name}.*"))]
     if not kept:
         return []
     try:
         from muster.history import History
     except ImportError as error:  # the base install reads servers only
-        raise HostUnfit(
-            f"part of this run lies compressed on disk, which needs {error.name}",
-            field="state_dir",
-            value=folder,
-            way_out='pip install "muster-rl[server]"',
-        ) from error
+        raise unpackable(error, field="state_dir", value=folder) from error
     history = History(folder)
     return [message for name in kept for message in history.read(name)]
+
+
+def unpackable(error: ImportError, *, field: str, value: object) -> HostUnfit:
+    """For the base install, which cannot unpack what `value` names."""
+    return HostUnfit(
+        f"part of this run lies compressed, which needs {error.name}",
+        field=field,
+        value=value,
+        way_out='pip install "muster-rl[server]"',
+    )
 
 
 async def _cut(client: Redis, streams: RunStreams) -> dict[str, StreamState]:
@@ -155,9 +168,8 @@ async def _counts(client: Redis, streams: RunStreams) -> Kept:
         pipeline.get(streams.key("retired", job))
     for role in roles:
         pipeline.get(streams.key("epoch", role, "fenced"))
-    pipeline.hget(streams.key("mark"), "step")
     with reaching_redis():
-        *answers, mark = await pipeline.execute()
+        answers = await pipeline.execute()
     of_jobs, fenced = answers[: 2 * len(jobs)], answers[2 * len(jobs) :]
     return Kept(
         totals={
@@ -166,7 +178,6 @@ async def _counts(client: Redis, streams: RunStreams) -> Kept:
         },
         retired={job: _bits(of_jobs[2 * n + 1] or b"") for n, job in enumerate(jobs)},
         fenced={role: int(count or 0) for role, count in zip(roles, fenced, strict=True)},
-        mark_step=int(mark or 0),
     )
 
 

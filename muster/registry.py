@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from muster import telemetry
 from muster.clock import monotonic
 from muster.errors import Unavailable
-from muster.redis_link import reaching_redis
+from muster.redis_link import RESERVE, reaching_redis
 from muster.tasks import end
 from muster.types import Value
 
@@ -32,7 +32,7 @@ KINDS = ("router", "inference", "sandbox", "readybank", "trainer", "standby")
 _FORGET = 100  # times `ttl_s`: no clock jumps that far and back
 
 # KEYS: registry. ARGV: field, entry. Without it the fleet would vanish while the server is full.
-_WRITE = '#!lua flags=allow-oom\nreturn redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])'
+_WRITE = RESERVE + 'return redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])'
 
 
 class Entry(Value, frozen=True):

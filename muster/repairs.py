@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from muster.entries import Member
 from muster.run_index import RunIndex
-from muster.types import Outcome, OutcomeLabel, Value
+from muster.types import OutcomeLabel, Value
 
 REMARKS_MAX = 50
 
@@ -39,9 +39,9 @@ def repairs(index: RunIndex, places: Iterable[tuple[str, int, int]] | None = Non
         replaced += newest
         for attempt in range(newest + 1):
             episode = f"{group}.{sibling}.{attempt}"
-            labels = index.labels.get(episode, ())
+            labelled = index.label(episode)
             if attempt < newest:
-                causes[labels[-1].label.cause if labels else "not recorded"] += 1
+                causes[labelled.label.cause if labelled else "not recorded"] += 1
             reasons.update(r.reason or "not recorded" for r in index.restored.get(episode, ()))
             replayed += sum(r.turns_replayed for r in index.restored.get(episode, ()))
             resumed += sum(t.resumed for t in index.turns.get(episode, ()))
@@ -104,7 +104,7 @@ def _flaky(index: RunIndex) -> Iterator[str]:
 
 def _starved(index: RunIndex) -> Iterator[str]:
     starved = sum(
-        labels[-1].label.cause == "host_starved" for labels in index.labels.values() if labels
+        labels[0].label.cause == "host_starved" for labels in index.labels.values() if labels
     )
     if starved:
         yield (
@@ -136,7 +136,7 @@ def equal_rewards(labels: Iterable[OutcomeLabel], size: int) -> bool:
 
 
 def _reward(label: OutcomeLabel) -> float | None:
-    return label.reward if label.outcome in (Outcome.MODEL_SUCCESS, Outcome.MODEL_FAILURE) else None
+    return label.reward if label.outcome.valid else None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def report(record: RunRecord, only: int | None = None) -> RunReport:
     Raises NotFound for a batch that is not there.
     """
     index = RunIndex(record)
-    steps = sorted({*index.frozen, *index.trained})
+    steps = sorted(index.steps)
     if only is not None and only not in steps:
         raise NotFound(
             "there is no such batch",
@@ -89,7 +89,7 @@ def _batch(index: RunIndex, step: int, steps: list[int], ran: Sequence[Engine]) 
     start, cold = _asked(index, batch, first=step == steps[0])
     members = index.member_ids(batch.members)
     turns = [turn for episode in members for turn in index.turns.get(episode, ())]
-    labels = [label for episode in members for label in index.labels.get(episode, ())[:1]]
+    labels = [label for episode in members if (label := index.label(episode))]
     lags = _lags(index, batch, members)
     repaired = of_members(index, batch.members)
     lanes = [lane(index, m.group, n, a) for m in batch.members for n, a in enumerate(m.attempts)]
@@ -181,7 +181,7 @@ def _totals(index: RunIndex) -> RunTotals:
         groups_filtered=len(index.fated(Fate.FILTERED)),
         groups_open=sum(group not in index.fates for group in index.opened),
         trajectories=len(index.finished),
-        outcomes=_outcomes(record.labels),
+        outcomes=_outcomes(x for episode in index.labels if (x := index.label(episode))),
         filtered_reasons=dict(Counter(fate.reason for fate in filtered).most_common()),
         tokens_sampled=sum(turn.sampled_tokens for turn in record.turns),
         repairs=repaired.attempts,

@@ -1,7 +1,8 @@
 """A run's record by group, episode, step and version.
 
 Owns: grouping, order of stream ids, the version lineage. Promise: nothing is dropped; lists keep
-stream order, so a duplicate stays visible as a list of two. Pure. Does not cover: judgement.
+stream order, so a duplicate stays visible as a list of two, of which the first counts, as in the
+bank. Pure. Does not cover: judgement.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from muster.entries import (
     Turn,
     Version,
 )
+from muster.stream_ids import id_order, id_unix_s
 from muster.types import Fate
 
 ROOT_VERSION = 0
@@ -83,7 +85,7 @@ class RunIndex:
         events += record.turns
         events += record.restored
         events += record.finished
-        for event in sorted(events, key=lambda e: order(e.at)):
+        for event in sorted(events, key=lambda e: id_order(e.at)):
             by_attempt = self.attempts[event.key.group, event.key.sibling]
             by_attempt.setdefault(event.key.attempt, []).append(event)
         for place, attempts in self.attempts.items():
@@ -102,17 +104,30 @@ class RunIndex:
     def outcome(self, group: str, sibling: int) -> Labelled | None:
         """The label of the newest attempt that has ended."""
         attempt = self.newest_finished(group, sibling)
-        found = self.labels.get(f"{group}.{sibling}.{attempt}", ())
-        return found[-1] if found else None
+        return self.label(f"{group}.{sibling}.{attempt}")
+
+    def label(self, episode: str) -> Labelled | None:
+        """The first label recorded: it is the one that the bank keeps."""
+        found = self.labels.get(episode, ())
+        return found[0] if found else None
 
     def fate(self, group: str) -> FateOf | None:
         """The first fate recorded."""
         return self.fates[group][0] if group in self.fates else None
 
+    def cancelled(self, job: str) -> bool:
+        """True when somebody cancelled it."""
+        return any(record.cancelled for record in self.jobs.get(job, ()))
+
+    @property
+    def steps(self) -> set[int]:
+        """Of all batches, frozen or trained."""
+        return {*self.frozen, *self.trained}
+
     def in_batches(self, *, trained: bool = False) -> dict[str, list[int]]:
         """Steps of the batches (or of the trained ones alone) that hold each group."""
         held: dict[str, list[int]] = defaultdict(list)
-        for step in sorted(self.trained if trained else {*self.frozen, *self.trained}):
+        for step in sorted(self.trained if trained else self.steps):
             for group in {m.group for m in self.batch(step).members}:
                 held[group].append(step)
         return held
@@ -122,8 +137,8 @@ class RunIndex:
         that batch, which is older than the fate. The group keeps it (docs/adr/0006)."""
         if fate.fate is not Fate.FILTERED:
             return False
-        first, told = (self.frozen.get(step) or self.trained[step])[0], order(fate.at)
-        return told < order(first.at) and first.asked_unix_s < told[0] / 1000
+        first, told = (self.frozen.get(step) or self.trained[step])[0], id_order(fate.at)
+        return told < id_order(first.at) and first.asked_unix_s < id_unix_s(fate.at)
 
     def batch(self, step: int) -> Batch:
         """The record of a step that says most: trained if there is one."""
@@ -180,12 +195,6 @@ def _ancestry(parents: Mapping[int, int], version: int) -> Iterator[int]:
 def lag(parents: Mapping[int, int], old: int, new: int) -> int | None:
     """Versions between `old` and `new` along the lineage; None when `old` is not its ancestor."""
     return next((n for n, v in enumerate(_ancestry(parents, new)) if v == old), None)
-
-
-def order(stream_id: str) -> tuple[int, int]:
-    """Stream ids as they are ordered by the server."""
-    ms, _, number = stream_id.partition("-")
-    return int(ms), int(number or 0)
 
 
 def _is_finish(event: Event) -> bool:

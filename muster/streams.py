@@ -11,7 +11,8 @@ Keys, all under the hash tag {run}: `m:{run}:events|outcomes|versions|fates|batc
 counted), `m:{run}:seen:SCOPE` (hashes of dedupe fields; that of a group goes when the group is
 retired), `m:{run}:p:EPISODE.TURN` (tokens), `m:{run}:o:EPISODE.TURN` (output of a step),
 `m:{run}:task:DIGEST` (task packages), `m:{run}:totals:JOB` (what retired groups add up to),
-`m:{run}:retired:JOB` (one bit per retired group), `m:{run}:read:ROLE` (how far a role has read).
+`m:{run}:retired:JOB` (one bit per retired group), `m:{run}:read:router` (how far it has read),
+`m:{run}:mark` (the newest step that is trained for good, and how old the newest batches were).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from muster.v1 import events_pb2 as ev
 _log = telemetry.logger("muster.streams")
 STREAMS = ("events", "outcomes", "versions", "fates", "batches", "jobs")
 DEAD = "dead"  # entries that could not be read, with the reason
+_REASON_MAX = 500
 
 # All scripts go on so. KEYS[1]: epoch key. ARGV[1]: epoch ("" = not fenced).
 _FENCE = """
@@ -135,6 +137,18 @@ return {"OK"}
 """
 )
 
+# KEYS: epoch key, mark. ARGV: epoch, step, opened. The mark never goes back.
+_ADVANCE_MARK = (
+    RESERVE
+    + _FENCE
+    + """
+if tonumber(ARGV[2]) >= tonumber(redis.call("HGET", KEYS[2], "step") or "0") then
+  redis.call("HSET", KEYS[2], "step", ARGV[2], "opened", ARGV[3])
+end
+return {"OK"}
+"""
+)
+
 _NEXT_EPOCH = RESERVE + 'return redis.call("INCR", KEYS[1])'
 
 
@@ -165,6 +179,13 @@ class Received(Value, frozen=True):
     traceparent: str
 
 
+def dead_entry(message: Received, reason: str) -> StreamEntry:
+    """An entry that could not be read, as it is kept for people."""
+    where = f"{message.stream}/{message.id}"
+    plain = (("stream", message.stream), ("id", message.id), ("reason", reason[:_REASON_MAX]))
+    return StreamEntry(DEAD, DEAD, where, message.data, plain)
+
+
 class RunStreams:
     """The streams of one run, written under one role's epoch."""
 
@@ -177,6 +198,7 @@ class RunStreams:
         self._trim = client.register_script(_TRIM)
         self._drop = client.register_script(_DROP)
         self._mark_read = client.register_script(_MARK_READ)
+        self._advance_mark = client.register_script(_ADVANCE_MARK)
 
     def key(self, *parts: str) -> str:
         """Full name of a key of this run."""
@@ -193,10 +215,7 @@ class RunStreams:
         payloads = payloads or {}
         trace = telemetry.traceparent()
         keys = [self.key("epoch", self._role)]
-        args: list[bytes | str] = [
-            self._fence,
-            str(len(entries)),
-        ]
+        args: list[bytes | str] = [self._fence, str(len(entries))]
         for entry in entries:
             seen = self.key("seen", entry.scope)
             field, bit = entry.unless_bit or ((), "")
@@ -256,6 +275,15 @@ class RunStreams:
             keys = [self.key("epoch", self._role), self.key("read", self._role)]
             args = [self._fence, *(part for pair in positions.items() for part in pair)]
             self._unfenced(await self._mark_read(keys=keys, args=args))
+
+    async def advance_mark(self, step: int, opened: bytes) -> None:
+        """Steps up to this one are trained for good; a smaller step than before changes nothing.
+
+        Raises as `append` does.
+        """
+        keys = [self.key("epoch", self._role), self.key("mark")]
+        with reaching_redis():
+            self._unfenced(await self._advance_mark(keys=keys, args=[self._fence, step, opened]))
 
     async def read_by(self, role: str) -> dict[str, str]:
         """What that role said with `mark_read`; nothing before it did."""

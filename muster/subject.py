@@ -51,7 +51,7 @@ def subject(words: Sequence[str], index: RunIndex) -> Subject:
 
 
 def _batch_named(words: Sequence[str], index: RunIndex) -> Subject:
-    steps = {*index.frozen, *index.trained}
+    steps = index.steps
     if words == ["batch"]:
         return Subject(Kind.BATCH, str(max(steps, default=0) + 1))
     if len(words) == 2 - (words[0] != "batch") and words[-1].isdecimal():
@@ -94,5 +94,5 @@ def _group_or_episode(name: str, index: RunIndex) -> Subject:
 
 def _repairable(group: str, sibling: int, attempt: int, index: RunIndex) -> bool:
     """The attempt ended without a valid outcome: the next one may run, unrecorded as yet."""
-    labels = index.labels.get(f"{group}.{sibling}.{attempt}", ())
-    return not labels[-1].label.outcome.valid if labels else False
+    labelled = index.label(f"{group}.{sibling}.{attempt}")
+    return labelled is not None and not labelled.label.outcome.valid

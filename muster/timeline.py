@@ -62,7 +62,7 @@ class Timeline(Value, frozen=True):
 
 def timelines(index: RunIndex, now: float, only: int | None = None) -> list[Timeline]:
     """Newest first: groups that are open, then the batches; at most TIMELINES_MAX batches."""
-    steps = sorted({*index.frozen, *index.trained}, reverse=True)
+    steps = sorted(index.steps, reverse=True)
     steps = [s for s in steps if only is None or s == only][:TIMELINES_MAX]
     found = [_of_batch(index, index.batch(step)) for step in steps]
     opened = _of_open(index, now) if only is None else None
@@ -182,8 +182,8 @@ def _strip(
     blocking: bool,
 ) -> Strip:
     group, sibling, attempt = place
-    labels = index.labels.get(f"{group}.{sibling}.{attempt}", ())
-    label = labels[-1].label if labels else None
+    labelled = index.label(f"{group}.{sibling}.{attempt}")
+    label = labelled.label if labelled else None
     events = index.attempts.get((group, sibling), {})
     stretches = list(_joined(pieces(one, *window[1:]), window))
     if math.isinf(one.done_unix_s) and stretches and stretches[-1][0] == EpisodeState.QUEUE:

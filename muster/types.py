@@ -10,6 +10,8 @@ from enum import StrEnum
 
 import msgspec
 
+_INDEX_DIGITS_MAX = 7  # of a group in its job: a bit field of 1.2 MB
+
 
 class SegmentKind(StrEnum):
     """What produced a run of tokens."""
@@ -155,6 +157,23 @@ class JobPolicy(Value, frozen=True):
     valid_min: int | None = None
     zero_variance: str | None = None  # "train" or "filter"
     infra_ceiling: float | None = None
+
+    def repairs(self, default: int) -> int:
+        """How often a sibling's attempt, and an attempt's box, is made again."""
+        return default if self.repairs_max is None else self.repairs_max
+
+
+def group_id(job: str, index: int) -> str:
+    """The name of a job's group."""
+    return f"{job}-{index:05d}"
+
+
+def job_and_index(group: str) -> tuple[str, int] | None:
+    """What `group_id` made a name of; None when it is no such name."""
+    job, _, index = group.rpartition("-")
+    if job and index.isascii() and index.isdecimal() and len(index) <= _INDEX_DIGITS_MAX:
+        return job, int(index)
+    return None
 
 
 class Waiting(Value, frozen=True):

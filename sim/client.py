@@ -1,15 +1,16 @@
 """The few commands of a Redis client that services call beside RunStreams, over the modelled store.
 
-Promise: those commands, with the meaning that Redis gives them; one script, told by its text.
+Promise: those commands, with the meaning that Redis gives them.
 Does not cover: anything else of Redis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from sim.streams import RUN, Effect, Store, order
+from muster.stream_ids import id_order
+from sim.streams import RUN, Effect, Store
 
 
 class ModelRedis:
@@ -73,33 +74,13 @@ class ModelRedis:
         def do() -> list[Any]:
             found = self._store.after(_short(key), "-")
             if max != "+":
-                last = order(max.removeprefix("("))
+                last = id_order(max.removeprefix("("))
                 open_end = max.startswith("(")
-                found = [m for m in found if order(m.id) < last + (() if open_end else (0,))]
+                found = [m for m in found if id_order(m.id) < last + (() if open_end else (0,))]
             return [(m.id.encode(), {b"d": m.data}) for m in found[:count]]
 
         page: list[Any] = await Effect("xrange", do)
         return page
-
-    def register_script(self, text: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """The bank's mark is the only one."""
-        if "tonumber(ARGV[2]) >= before" not in text:
-            raise AssertionError("this script is not modelled")
-        return self._mark
-
-    async def _mark(self, keys: list[str], args: list[Any]) -> bytes:
-        def do() -> bytes:
-            newest = self._store.epoch(_short(keys[0]).removeprefix("epoch:"))
-            if newest != args[0]:
-                self._store.refused += 1
-                return str(newest).encode()
-            mark = self._store.hashes.setdefault(_short(keys[1]), {})
-            if args[1] >= int(mark.get("step", "0")):
-                mark.update(step=str(args[1]), opened=args[2].decode())
-            return b""
-
-        found: bytes = await Effect("WriteMark", do)
-        return found
 
     async def exists(self, key: str) -> int:
         return int(await self.get(key) is not None)

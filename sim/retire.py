@@ -1,17 +1,14 @@
 """The bank's real Clearing over the modelled store.
 
-Owns: the archive in place of files. Promise: an entry is in the archive before it is trimmed, as
-far as the real adapter says so; each effect on the store is a call that may fail. Does not cover:
-what is over (services/readybank/retire.py).
+Owns: the archive in place of files. Promise: each effect on the store is a call that may fail. Does
+not cover: what is over (services/readybank/retire.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from muster.history import History
 from muster.streams import Received
 from services.readybank import events as e
 from services.readybank.adapters.clearing import Clearing
@@ -22,38 +19,23 @@ if TYPE_CHECKING:
     from sim.bank import Bank
 
 
-class Archive(History):
-    """In memory, shared by all banks, as a disk is."""
-
-    def __init__(self, kept: list[Received]):
-        self._kept = kept
-
-    def append(self, messages: Sequence[Received]) -> None:
-        self._kept.extend(messages)
-
-
-class ModelClearing(Clearing):
-    """Without a thread for the disk."""
-
-    async def _drop(self, stream: str, entries: list[Received], forget: Sequence[str] = ()) -> None:
-        self._history.append(entries)
-        at, _, number = entries[-1].id.partition("-")
-        await self._streams.trim(stream, f"{at}-{int(number) + 1}", forget)
-
-
 class Retirer:
     """Of one bank incarnation."""
 
     def __init__(self, bank: Bank, streams: ModelStreams):
         self.bank = bank
         assert bank.machine is not None
-        self.clearing = ModelClearing(
+        self.clearing = Clearing(
             ModelRedis(bank.store),  # type: ignore[arg-type]
             streams,  # type: ignore[arg-type]
-            Archive(bank.shared.archive),
+            self._archive,
             bank.machine.retiring.gone,
             epoch=bank.epoch,
         )
+
+    async def _archive(self, entries: list[Received]) -> None:
+        """In memory, shared by all banks, as a disk is."""
+        self.bank.shared.archive.extend(entries)
 
     def execute(self, command: Any) -> bool:
         """False when it is none of its."""

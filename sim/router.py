@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from muster.errors import MusterError
-from muster.types import EpisodeKey, SamplingParams
+from muster.types import EpisodeKey, SamplingParams, job_and_index
 from services.router import events as e
 from services.router.adapters.durable import TAILED, Durable, task_info
 from services.router.adapters.restore import TurnUsage
@@ -74,7 +74,7 @@ class Router(Led):
         self.slowly(self._recover(), self._recovered, "recover")
 
     def _task_of(self, group: str) -> str:
-        index = int(group.rpartition("-")[2])
+        _, index = job_and_index(group) or (group, 0)
         return tasks()[index % len(tasks())].name
 
     async def _recover(self) -> None:

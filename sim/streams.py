@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from muster.errors import Fenced, Refused
+from muster.stream_ids import id_order
 from muster.streams import Received, StreamEntry
 from sim.world import WALL_START_S, World
 
@@ -208,12 +209,18 @@ class Store:
     def mark_read(self, role: str, positions: Mapping[str, str]) -> None:
         self.hashes.setdefault(f"read:{role}", {}).update(positions)
 
+    def advance_mark(self, step: int, opened: bytes) -> None:
+        """The script of the mark, behind its fence."""
+        mark = self.hashes.setdefault("mark", {})
+        if step >= int(mark.get("step", "0")):
+            mark.update(step=str(step), opened=opened.decode())
+
     def trim(self, stream: str, first_kept: str, forget: Sequence[str]) -> int:
         """The trim script, behind its fence."""
         for field in forget:
             self.hashes.get(f"seen:{stream}", {}).pop(field, None)
         found = self.streams.get(stream, [])
-        gone = [m for m in found if order(m.id) < order(first_kept)]
+        gone = [m for m in found if id_order(m.id) < id_order(first_kept)]
         self.streams[stream] = found[len(gone) :]
         for told in self.trims:
             told(stream, gone)
@@ -226,7 +233,7 @@ class Store:
         if id_ in ("-", "0", "0-0"):
             return list(found)
         at = len(found)
-        while at and order(found[at - 1].id) > order(id_):
+        while at and id_order(found[at - 1].id) > id_order(id_):
             at -= 1
         return found[at:]
 
@@ -246,11 +253,6 @@ class Store:
     def keys(self) -> int:
         """Keys that hold something."""
         return len(self.values) + len(self.hashes) + len(self.streams) + len(self.bits)
-
-
-def order(id_: str) -> tuple[int, int]:
-    at, _, sequence = id_.partition("-")
-    return int(at), int(sequence or 0)
 
 
 class ModelStreams:
@@ -303,6 +305,13 @@ class ModelStreams:
             self._store.mark_read(self._role, positions)
 
         await Effect("mark_read", do)
+
+    async def advance_mark(self, step: int, opened: bytes) -> None:
+        def do() -> None:
+            self._store.check(self._role, self._epoch)
+            self._store.advance_mark(step, opened)
+
+        await Effect("WriteMark", do)
 
     async def read_by(self, role: str) -> dict[str, str]:
         hashes = self._store.hashes

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster import codec, rpc
+from muster.clean import clean
 from muster.cli.screen import Screen, emit, screen
 from muster.cli.settings import read_config
 from muster.cli.up import finish, run_services
@@ -23,7 +24,6 @@ from muster.registry import Registry
 from muster.streams import connect
 from muster.supervisor import Work
 from muster.taskset import Task, fill, read_task, task_folders
-from muster.telemetry import printable
 from muster.types import EpisodeKey, Value, VerdictStatus
 from muster.v1 import common_pb2 as common
 from muster.v1 import sandbox_pb2 as pb
@@ -153,12 +153,13 @@ async def _try(stub: SandboxServiceAsyncStub, key: EpisodeKey, task: Task, attem
         with rpc.calling(f"{task.name}/{attempt.way}"):
             verdict, said = await _in_box(stub, key, task, attempt)
     except MusterError as error:
-        return Tried(task.name, attempt.way, attempt.wanted, None, str(error))
+        return Tried(task.name, attempt.way, attempt.wanted, None, clean(str(error)))
     status = codec.verdict_from_pb(verdict.status)
     reward = verdict.reward if status is VerdictStatus.REWARDED else None
     output = (verdict.output_tail or said).decode("utf-8", "replace")
     detail = f"{status}: {verdict.detail} {output}" if reward != attempt.wanted else ""
-    shown = printable(" ".join(detail.split()))[:_DETAIL_CHARACTERS]
+    one_line = " ".join(detail.split())
+    shown = clean(one_line, longest=_DETAIL_CHARACTERS)
     return Tried(task.name, attempt.way, attempt.wanted, reward, shown)
 
 

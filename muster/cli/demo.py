@@ -21,9 +21,9 @@ from muster.cli.screen import Screen, screen
 from muster.cli.settings import read_config
 from muster.cli.up import finish, run_services
 from muster.client import JobState, MusterClient, Progress
-from muster.clock import monotonic
 from muster.config import Config
 from muster.errors import NotFound, Refused, Unavailable
+from muster.patience import patiently
 from muster.record import read_record
 from muster.registry import Registry
 from muster.report import report
@@ -210,17 +210,10 @@ async def _newest(
 
 
 async def _report(redis: Redis, config: Config, shown: Screen) -> None:
-    history = config.state_dir / "history" / config.run
+    history = config.history(config.run)
     shown.report(report(await _patiently(lambda: read_record(redis, config.run, history))))
 
 
 async def _patiently(read: Callable[[], Awaitable[R]]) -> R:
     """Repeat a read while Redis is away: it is restarted like any other service."""
-    until = monotonic() + _AWAY_S
-    while True:
-        try:
-            return await read()
-        except Unavailable:
-            if monotonic() >= until:
-                raise
-        await asyncio.sleep(_POLL_S)
+    return await patiently("Redis", read, patience_s=_AWAY_S, most_s=_POLL_S)

@@ -68,16 +68,15 @@ async def _ask(
 ) -> tuple[RunIndex, Subject, dict[str, Answer], str]:
     from muster.attach import attached
     from muster.cli.ask import ask
-    from muster.cli.inspect import settings_of
+    from muster.cli.settings import read_config
     from muster.record import read_record
     from muster.run_index import RunIndex
     from muster.subject import Kind, subject
 
-    settings = settings_of(config, state_dir)
+    settings = read_config(config, state_dir=state_dir)
     name = run or settings.run
     async with attached(settings, redis) as client:
-        history = settings.state_dir / "history" / name
-        index = RunIndex(await read_record(client, name, history))
+        index = RunIndex(await read_record(client, name, settings.history(name)))
         asked = subject(words, index)
         group = asked.id.rsplit(".", 2)[0] if asked.kind in (Kind.GROUP, Kind.EPISODE) else ""
         answers = await ask(client, name, asked, group)

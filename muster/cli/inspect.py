@@ -18,7 +18,6 @@ from muster.errors import InvalidInput, MusterError
 
 # What a command needs is imported when it runs, so that `muster --help` answers at once.
 if TYPE_CHECKING:
-    from muster.config import Config
     from muster.figures import RunReport
     from muster.record import RunRecord
 
@@ -145,26 +144,17 @@ def _record(
     run: str | None, state_dir: Path | None, redis: str | None, config: Path | None
 ) -> RunRecord:
     from muster.attach import attached
+    from muster.cli.settings import read_config
     from muster.record import read_record
 
-    settings = settings_of(config, state_dir)
+    settings = read_config(config, state_dir=state_dir)
     name = run or settings.run
 
     async def read() -> RunRecord:
         async with attached(settings, redis) as client:
-            return await read_record(client, name, settings.state_dir / "history" / name)
+            return await read_record(client, name, settings.history(name))
 
     return asyncio.run(read())
-
-
-def settings_of(config: Path | None, state_dir: Path | None) -> Config:
-    """The configuration, its state folder replaced by the one that was given."""
-    from muster.cli.settings import read_config
-
-    settings = read_config(config)
-    if state_dir is None:
-        return settings
-    return settings.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:

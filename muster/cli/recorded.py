@@ -16,8 +16,8 @@ from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 
 from muster import codec
-from muster.errors import HostUnfit, InvalidInput, NotFound
-from muster.record import runs
+from muster.errors import InvalidInput, NotFound
+from muster.record import runs, trimmed, unpackable
 from muster.replay import RecordedStep
 from muster.streams import Received, RunStreams, reaching_redis
 from muster.types import OutcomeLabel, StepLimit, Value
@@ -134,18 +134,8 @@ async def _messages(streams: RunStreams, stream: str, history: Path | None) -> l
     """The server's entries and those trimmed from it. What is trimmed meanwhile is on disk by
     then, so the disk is read last."""
     live = await streams.read_all(stream)
-    kept = await asyncio.to_thread(_trimmed, history, stream) if history else []
+    kept = await asyncio.to_thread(trimmed, history, [stream]) if history else []
     return list({message.id: message for message in [*kept, *live]}.values())
-
-
-def _trimmed(history: Path, stream: str) -> list[Received]:
-    if not any(history.glob(f"{stream}.*")):
-        return []
-    try:
-        from muster.history import History
-    except ImportError as error:
-        raise _unpackable(error, history) from error
-    return History(history).read(stream)
 
 
 def _event(message: Received) -> ev.TrajectoryEvent | None:
@@ -158,7 +148,7 @@ def _event(message: Received) -> ev.TrajectoryEvent | None:
 async def _label(
     streams: RunStreams, place: tuple[str, int, int], history: Path | None
 ) -> OutcomeLabel | None:
-    found = None
+    """The first one recorded: it is the one that the bank keeps."""
     for message in await _messages(streams, "outcomes", history):
         try:
             label = ev.OutcomeLabel.FromString(message.data)
@@ -166,8 +156,8 @@ async def _label(
             continue
         key = label.episode
         if (key.group, key.sibling, key.attempt) == place:
-            found = codec.label_from_pb(label)
-    return found
+            return codec.label_from_pb(label)
+    return None
 
 
 async def _archive(streams: RunStreams, client: Redis, opened: ev.GroupOpened) -> bytes:
@@ -199,7 +189,7 @@ async def _steps(
             command=turn.command,
             exit_code=turn.exit_code,
             limit=_limit(turn.limit),
-            output="" if packed is None else _unpacked(packed),
+            output="" if packed is None else output(turn.output_key, packed),
             timeout_s=before.timeout_s if before else 0.0,
         )
         steps.append(SeenStep(step, packed is not None, turn.box_broken))
@@ -218,19 +208,11 @@ def _limit(name: str) -> StepLimit:
         ) from None
 
 
-def _unpacked(packed: bytes) -> str:
+def output(key: str, packed: bytes) -> str:
+    """What a command had said. Raises Refused, naming `key`, for what cannot be unpacked, or is
+    more than OUTPUT_BYTES_MAX; HostUnfit where nothing can."""
     try:
-        import zstandard
-    except ImportError as error:
-        raise _unpackable(error, "its output") from error
-    data = zstandard.ZstdDecompressor().decompress(packed, max_output_size=OUTPUT_BYTES_MAX)
-    return data.decode("utf-8", "replace")
-
-
-def _unpackable(error: ImportError, what: object) -> HostUnfit:
-    return HostUnfit(
-        f"part of this episode lies compressed, which needs {error.name}",
-        field="EPISODE",
-        value=what,
-        way_out='pip install "muster-rl[server]"',
-    )
+        from muster import payload
+    except ImportError as error:  # the base install
+        raise unpackable(error, field="EPISODE", value=key) from error
+    return payload.plain(key, packed, OUTPUT_BYTES_MAX).decode("utf-8", "replace")

@@ -20,6 +20,7 @@ import msgspec
 
 from muster import codec, rpc
 from muster.attach import attached
+from muster.clean import clean
 from muster.cli.recorded import RecordedEpisode, SeenStep, read_episode
 from muster.cli.screen import Screen, emit, screen
 from muster.cli.settings import read_config
@@ -30,7 +31,6 @@ from muster.registry import Entry, Registry
 from muster.replay import RecordedStep, difference, output_text
 from muster.streams import connect
 from muster.supervisor import Work
-from muster.telemetry import printable
 from muster.types import EpisodeKey, Value, VerdictStatus
 from muster.v1 import common_pb2 as common
 from muster.v1 import sandbox_pb2 as pb
@@ -53,7 +53,7 @@ def _silent(line: str) -> None:
 
 def _tell(line: str) -> None:
     """Beside the result, which goes to standard output."""
-    print(printable(line), file=sys.stderr, flush=True)
+    print(clean(line), file=sys.stderr, flush=True)
 
 
 class TurnReplayed(Value, frozen=True):
@@ -96,9 +96,7 @@ def replay(
     as_json: bool,
 ) -> int:
     """0 when all that could be compared is equal, 1 when not; MusterError when it cannot be."""
-    config = read_config(config_path)
-    if state_dir is not None:
-        config = config.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
+    config = read_config(config_path, state_dir=state_dir)
     recorded, hosts = asyncio.run(_found(config, run or config.run, episode, redis_url))
     if hosts:
         done = asyncio.run(replay_at(hosts, recorded, config, _tell))
@@ -133,9 +131,8 @@ async def _found(
     config: Config, run: str, episode: str, redis_url: str | None
 ) -> tuple[RecordedEpisode, list[Entry]]:
     """The record, and the sandbox hosts that are alive."""
-    history = config.state_dir / "history" / run
     async with attached(config, redis_url) as client:
-        recorded = await read_episode(client, run, episode, history)
+        recorded = await read_episode(client, run, episode, config.history(run))
         return recorded, await Registry(client, run).list("sandbox")
 
 
@@ -271,15 +268,14 @@ def show(done: Replayed, as_json: bool) -> int:
             emit("turn", _clean(turn))
         emit("replayed", whole)
     else:
-        print("\n".join(printable(line) for line in _lines(done)))
+        print("\n".join(map(clean, _lines(done))))
     return 0 if done.equal else 1
 
 
 def _clean(fields: dict[str, Any]) -> dict[str, Any]:
-    """The texts, some of which a box has said, without control characters."""
+    """The texts, some of which a box has said, without control characters and secrets."""
     return {
-        name: printable(value) if isinstance(value, str) else value
-        for name, value in fields.items()
+        name: clean(value) if isinstance(value, str) else value for name, value in fields.items()
     }
 
 

@@ -78,7 +78,7 @@ class JsonScreen(_Plain):
     """For programs."""
 
     def line(self, text: str) -> None:
-        emit("line", {"text": text})
+        emit("line", {"text": clean(text)})
 
     def service(self, report: Report) -> None:
         emit("service", {"service": report.service, "phase": report.phase, "detail": report.detail})

@@ -47,6 +47,7 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
 
     config = life.config
     settings = config.section("inference", InferenceConfig)
+    _check(settings)
     replica_id = f"inference-{uuid.uuid4().hex[:8]}"
     async with connect(config.redis) as redis:
         found = await _unless_stopped(life, _newest(redis, config))
@@ -75,6 +76,17 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
                     finally:
                         await server.set_serving(SERVICE, False)
                 driver.replica.drain()
+
+
+def _check(settings: InferenceConfig) -> None:
+    """Raises ConfigError for settings that exclude each other."""
+    if settings.follow_versions and settings.engine != "fake":
+        raise ConfigError(
+            "a real engine takes versions from the trainer alone",
+            field="inference.follow_versions",
+            value=True,
+            way_out='take it out, or set inference.engine = "fake"',
+        )
 
 
 async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
@@ -190,13 +202,7 @@ async def _following(
     if not settings.follow_versions:
         yield
         return
-    if not isinstance(engine, FakeEngine):
-        raise ConfigError(
-            "a real engine takes versions from the trainer alone",
-            field="inference.follow_versions",
-            value=True,
-            way_out='take it out, or set inference.engine = "fake"',
-        )
+    assert isinstance(engine, FakeEngine)  # others were refused before anything started
 
     def serve(version: int) -> None:
         engine.follow(version)

@@ -75,10 +75,11 @@ async def _lead(
     config = life.config.section("readybank", ReadyBankConfig)
     streams = RunStreams(redis, life.config.run, role="readybank", epoch=epoch)
     machine = BankMachine(rules(life.config, config))
+    history = History(life.config.history(life.config.run), str(epoch))
     clearing = Clearing(
         redis,
         streams,
-        History(life.config.state_dir / "history" / life.config.run, str(epoch)),
+        lambda entries: asyncio.to_thread(history.append, entries),
         machine.retiring.gone,
         epoch=epoch,
     )

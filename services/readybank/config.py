@@ -31,10 +31,8 @@ class ReadyBankConfig(Section):
     """Seconds without progress after which a waiting lease is told of in the log."""
     tick_s: float = Field(1.0, gt=0)
     """Seconds between timer events."""
-    redis_tries: int = Field(6, ge=1)
-    """Tries of a read or write before the service gives up and is restarted."""
-    redis_retry_s: float = Field(0.2, gt=0)
-    """Wait before the second try; doubled each time, at most 5 s."""
+    redis_patience_s: float = Field(60.0, gt=0)
+    """How long a read or write is repeated while Redis is away; then the bank stops."""
 
 
 def rules(config: Config, section: ReadyBankConfig) -> BankRules:

@@ -18,7 +18,8 @@ from muster import failpoints, telemetry
 from muster.driver import MachineDriver
 from muster.errors import InvalidInput, Unavailable
 from muster.journal import Journal
-from muster.streams import Received, RunStreams, StreamEntry
+from muster.patience import patiently
+from muster.streams import Received, RunStreams, StreamEntry, dead_entry
 from services.readybank import events as e
 from services.readybank.adapters import feed
 from services.readybank.adapters.clearing import Clearing
@@ -30,7 +31,6 @@ T = TypeVar("T")
 Answer = e.SendBatch | e.AnswerRegistered | e.AnswerAcknowledged | e.RefuseCall
 _log = telemetry.logger("services.readybank")
 _TRACES_MAX = 100_000
-_WAIT_MAX_S = 5.0
 # Before groups and labels, so that what they refer to is known.
 _FIRST = ("versions", "jobs")
 _THEN = ("events", "outcomes")
@@ -141,7 +141,7 @@ class BankDriver:
             return feed.readable(message, read)
         except InvalidInput as error:
             _log.error("entry left out: %s", error, extra={"stream": message.stream})
-            dead = feed.dead_entry(message, str(error))
+            dead = dead_entry(message, str(error))
             await self._retried(lambda: self.streams.append([dead]))
             await self.feed(e.EntryLeftOut(message.stream, message.id))
             return None
@@ -153,15 +153,12 @@ class BankDriver:
         self._traces[group] = traceparent
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        wait_s = self._config.redis_retry_s
-        for _ in range(self._config.redis_tries - 1):
-            try:
-                return await call()
-            except Unavailable as error:
-                _log.warning("%s; again in %.1f s", error, wait_s)
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _WAIT_MAX_S)
-        return await call()
+        return await patiently(
+            "Redis",
+            call,
+            patience_s=self._config.redis_patience_s,
+            field="readybank.redis_patience_s",
+        )
 
     async def _execute(self, command: e.BankCommand) -> e.BankEvent | None:
         if isinstance(command, e.WriteFrozen | e.WriteTrained | e.WriteFate):

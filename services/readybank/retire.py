@@ -4,7 +4,8 @@ Owns: the payload keys, totals and first entries of each group that is not retir
 are; the order of the work. Promises: a group is retired once and after its fate is durable; an
 entry of a retired group changes nothing, and the payload it names goes too; a stream is trimmed
 only below the first entry of every group that is not retired, and below what was read. Does not
-cover: the effects (adapters/clearing.py); entries of other streams than events and outcomes.
+cover: the effects (adapters/clearing.py). Of versions, batches and fates it says what is over; that
+is looked for where they lie.
 
 Nothing here needs a record of its own: after a crash between any two effects the same is found
 again in the bits of the retired groups, the mark and the streams, and done again.
@@ -16,12 +17,13 @@ retired, and what came after its first entry stays.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from muster.types import Fate, OutcomeLabel
+from muster.stream_ids import id_order
+from muster.types import Fate, OutcomeLabel, Value, job_and_index
 from services.readybank import events as e
 
 KEYS_AT_ONCE = 10_000
@@ -29,17 +31,38 @@ VERSIONS_KEPT = 32
 """A replica that missed publications may sample under a version older than the newest published
 one when the group was opened, by so many numbers."""
 
-_INDEX_DIGITS_MAX = 7
-
 Entry = e.GroupOpened | e.TurnIntended | e.TurnRecorded | e.EpisodeRecorded | e.LabelRecorded
 
 
-def place(group: str) -> tuple[str, int] | None:
-    """(job, index) of a group by its name."""
-    job, _, index = group.rpartition("-")
-    if job and index.isascii() and index.isdecimal() and len(index) <= _INDEX_DIGITS_MAX:
-        return job, int(index)
-    return None
+class VersionKept(Value, frozen=True):
+    """An entry of the versions stream. `stage`: 0 when no trainer wrote it."""
+
+    id: str
+    version: int
+    stage: int
+
+
+def newest_of_stages(versions: Iterable[VersionKept]) -> frozenset[str]:
+    """Ids of the newest entry of each stage: replicas and the trainer go on from them."""
+    newest: dict[int, VersionKept] = {}
+    for found in sorted(versions, key=lambda v: (v.version, id_order(v.id))):
+        newest[found.stage] = found
+    return frozenset(found.id for found in newest.values())
+
+
+def version_over(found: VersionKept, first_kept: int, newest: frozenset[str]) -> bool:
+    """Nothing is sampled under it any more, and nobody starts from it."""
+    return not found.stage or (found.version < first_kept and found.id not in newest)
+
+
+def batch_over(step: int, mark: int) -> bool:
+    """A later step is trained for good."""
+    return step < mark
+
+
+def fate_over(group: str, gone: Callable[[str], bool]) -> bool:
+    """Of a group that is retired, or of none."""
+    return not group or gone(group)
 
 
 class Retired:
@@ -52,7 +75,7 @@ class Retired:
         self._bits[job] = bytearray(bits)
 
     def __contains__(self, group: str) -> bool:
-        found = place(group)
+        found = job_and_index(group)
         if found is None:
             return False
         job, index = found
@@ -152,7 +175,7 @@ class Retiring:
     def over(self, group: str, fate: Fate, repairs_max: int) -> None:
         """Its fate is durable and it is never leased again."""
         remains = self._remains.get(group)
-        if remains and remains.whole and place(group) and not self.gone(group):
+        if remains and remains.whole and job_and_index(group) and not self.gone(group):
             self._due.setdefault(group, (fate, repairs_max))
 
     def next(self) -> e.RetireGroups | None:
@@ -171,14 +194,14 @@ class Retiring:
         group = next(iter(self._due))
         fate, repairs_max = self._due.pop(group)
         remains = self._remains.pop(group)
-        job, index = place(group) or ("", 0)
+        job, index = job_and_index(group) or ("", 0)
         self._retired.add(job, index)
         totals = remains.totals(fate, repairs_max)
         return e.GroupOver(group, job, index, totals, tuple(remains.keys))
 
     def _take_late(self) -> e.GroupOver:
         group = next(iter(self._late))
-        job, index = place(group) or ("", 0)
+        job, index = job_and_index(group) or ("", 0)
         return e.GroupOver(group, job, index, {}, tuple(self._late.pop(group)))
 
     def done(self, groups: Iterable[str]) -> None:

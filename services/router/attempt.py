@@ -46,7 +46,7 @@ class Attempt(ABC):
         rules: RouterRules,
         *,
         fresh: bool = False,
-        replays_max: int | None = None,
+        replays_max: int,
     ):
         """`fresh`: a former router may have left a box of this attempt that no record names."""
         self.key, self.task, self.rules = key, task, rules
@@ -57,7 +57,7 @@ class Attempt(ABC):
         self.replays = 0  # boxes rebuilt, durably
         self.account = Account()
         self._fresh = fresh
-        self._replays_max = rules.repairs_max if replays_max is None else replays_max
+        self._replays_max = replays_max
         self._lost_host = ""  # a new box had better be elsewhere
         self._rebuilds = 0  # begun
         self._killed: dict[int, set[str]] = {}  # turn → hosts that went while its command ran

@@ -75,7 +75,7 @@ class RouterConfig(Section):
     """Files that a box may create."""
     box_output_bytes: int = Field(2048, ge=128)
     """Output kept per step, half head and half tail."""
-    groups_max: int = Field(100_000, ge=1)
+    groups_max: int = Field(100_000, ge=1, le=10_000_000)
     """Groups that one submission may ask for."""
     jobs_max: int = Field(1000, ge=1)
     """Jobs of a run."""

@@ -19,6 +19,7 @@ from muster.clock import monotonic, wall
 from muster.driver import MachineDriver
 from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
 from muster.journal import Journal
+from muster.patience import patiently
 from muster.registry import Entry, Registry
 from muster.tasks import end
 from muster.taskset import Task
@@ -227,17 +228,14 @@ class RouterDriver:
 
     async def _patiently(self, effect: Callable[[], Awaitable[R]]) -> R:
         """Repeat an idempotent effect while Redis is away, within a bound."""
-        until = monotonic() + self._section.redis_patience_s
-        pause = 0.05
-        while True:
-            try:
-                return await effect()
-            except Unavailable as error:
-                if monotonic() >= until:
-                    raise
-                _log.warning("will repeat: %s", error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 2.0)
+        return await patiently(
+            "Redis",
+            effect,
+            patience_s=self._section.redis_patience_s,
+            first_s=0.05,
+            most_s=2.0,
+            field="router.redis_patience_s",
+        )
 
     # -- what clients ask --------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class Episode(Attempt):
         rules: RouterRules,
         *,
         fresh: bool = False,
-        replays_max: int | None = None,
+        replays_max: int,
     ):
         super().__init__(key, task, rules, fresh=fresh, replays_max=replays_max)
         self.sampling = sampling

@@ -213,8 +213,6 @@ class VerdictGiven(Event, frozen=True):
     detail: str
     start_unix_s: float
     end_unix_s: float
-    cpu_s: float = 0.0
-    cpu_stall_s: float = 0.0
 
 
 class VerifyFailed(Event, frozen=True):

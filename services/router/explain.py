@@ -14,6 +14,7 @@ from muster.types import Waiting
 from services.router import events as e
 from services.router.episode import Episode, Phase
 from services.router.jobs import Group, Job, JobState
+from services.router.progress import Reason
 
 _SIBLINGS_MAX = 16  # lines of one answer; groups may be larger
 _COMMAND_SHOWN = 120
@@ -79,7 +80,7 @@ class Picture:
     jobs: Mapping[str, Job]
     groups: Mapping[str, Group]
     episodes: Mapping[str, Episode]
-    reasons: Mapping[str, str]  # job → why it launches nothing more, empty when it does
+    reasons: Mapping[str, Reason]  # job → why it launches nothing more
     watch: Watch
     now: float
     unix_now: float
@@ -132,9 +133,9 @@ def _complete(group: Group, state: str, picture: Picture) -> Waiting:
     """Its batch may lack other groups; what the batch lacks beyond them the bank knows."""
     others = [g for g in picture.groups.values() if not g.complete]
     waits, owner, then = "a batch, or its fate", "readybank", "muster explain batch"
-    reason = picture.reasons.get(group.job, "")
-    if not others and reason:
-        waits, owner = f"a batch, which waits for {reason}", _owner(reason)
+    reason = picture.reasons.get(group.job, Reason())
+    if not others and reason.text:
+        waits, owner = f"a batch, which waits for {reason.text}", reason.owner
     if others:
         first = min(others, key=lambda g: (_longest(g, picture), g.id)).id
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
@@ -185,14 +186,14 @@ def _job(job: Job, picture: Picture) -> Waiting:
     if job.state is not JobState.RUNNING:
         ended = f"{job.state}: {done} of {wanted} groups have a fate"
         return Waiting(job.spec.id, ended, next_command="muster report")
-    reason = picture.reasons.get(job.spec.id, "")
-    running = [e for e in picture.episodes.values() if _of_job(e, job, picture.groups)]
+    reason = picture.reasons.get(job.spec.id, Reason())
+    running = [one for one in picture.episodes.values() if _of_job(one, job, picture.groups)]
     return Waiting(
         subject=job.spec.id,
         state=f"{job.state}: {done} of {wanted} groups have a fate, {len(running)} episodes run",
-        waits_for=reason or ("its episodes" if running else "a place in the admission bound"),
-        since_unix_s=min((picture.since(e.id) for e in running), default=0.0),
-        owner=_owner(reason),
+        waits_for=reason.text or ("its episodes" if running else "a place in the admission bound"),
+        since_unix_s=min((picture.since(one.id) for one in running), default=0.0),
+        owner=reason.owner,
         next_command=_then(reason, picture.logs) or f"muster explain {job.spec.id}",
     )
 
@@ -222,27 +223,16 @@ def _sibling(group: Group, number: int, picture: Picture) -> Waiting:
     if sibling.label is not None:
         ended = f"ended: {sibling.label.outcome} ({sibling.label.cause})"
         return Waiting(id_, ended, owner="readybank", next_command=f"muster explain {group.id}")
-    reason = picture.reasons.get(group.job, "") or "a place among the running episodes"
-    then = f"muster explain {group.job}"
-    return Waiting(id_, "not launched yet", reason, 0.0, _owner(reason), then)
+    reason, then = picture.reasons.get(group.job, Reason()), f"muster explain {group.job}"
+    waits = reason.text or "a place among the running episodes"
+    return Waiting(id_, "not launched yet", waits, 0.0, reason.owner, then)
 
 
-def _then(reason: str, logs: str) -> str:
+def _then(reason: Reason, logs: str) -> str:
     """What leads further than the job that waits for that reason; empty when it waits for none."""
     commands = {"client": "muster submit tasks/", "trainer": "muster explain batch"}
-    owner = _owner(reason)
-    return commands.get(owner, f"tail -n 20 {logs}/{owner}.log") if reason else ""
-
-
-def _owner(reason: str) -> str:
-    """Who has to move when nothing is launched for that reason (progress.py)."""
-    owners = {
-        "an inference replica": "inference",
-        "a sandbox host": "sandbox",
-        "more groups": "client",
-        "the trainer": "trainer",
-    }
-    return next((o for begin, o in owners.items() if reason.startswith(begin)), "router")
+    then = commands.get(reason.owner, f"tail -n 20 {logs}/{reason.owner}.log")
+    return then if reason.text else ""
 
 
 def _doing(episode: Episode, picture: Picture) -> tuple[str, str, str, str]:

@@ -137,7 +137,3 @@ class JobProgress(Value, frozen=True):
     outcomes: dict[str, int]
     policy_version: int
     waiting_for: str
-
-
-def group_id(job: str, index: int) -> str:
-    return f"{job}-{index:05d}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.types import EpisodeKey
+from muster.types import EpisodeKey, group_id
 from services.router import events as e
 from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, mix
 from services.router.fleet import Fleet
-from services.router.jobs import Group, Job, Sibling, group_id
+from services.router.jobs import Group, Job, Sibling
 from services.router.rules import RouterRules
 
 
@@ -52,9 +52,9 @@ def awaits_host(sibling: Sibling, fleet: Fleet) -> bool:
 
 
 def begin(
-    key: EpisodeKey, group: Group, job: Job, rules: RouterRules, *, replays_max: int
-) -> tuple[Episode, e.Resume | None]:
-    """The episode of `key`, and the records that it goes on from; the sibling runs from now on."""
+    key: EpisodeKey, group: Group, job: Job, rules: RouterRules, fleet: Fleet, now: float
+) -> tuple[Episode, list[e.RouterCommand]]:
+    """The episode of `key`, and what it asks for first; the sibling runs from now on."""
     sibling = group.siblings[key.sibling]
     seed = mix(job.spec.sampling.seed, group.index, key.sibling, key.attempt)
     episode = Episode(
@@ -63,17 +63,10 @@ def begin(
         msgspec.structs.replace(job.spec.sampling, seed=seed),
         rules,
         fresh=sibling.started,
-        replays_max=replays_max,
+        replays_max=job.spec.policy.repairs(rules.repairs_max),
     )
     record, sibling.resume, sibling.started = sibling.resume, None, False
     sibling.running = True
-    return episode, record
-
-
-def first(
-    episode: Episode, record: e.Resume | None, fleet: Fleet, now: float
-) -> list[e.RouterCommand]:
-    """What is to be done first."""
     if record is not None:
-        return episode.resume(record, fleet, now)
-    return episode.start(fleet, now)
+        return episode, episode.resume(record, fleet, now)
+    return episode, episode.start(fleet, now)

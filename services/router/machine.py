@@ -19,10 +19,10 @@ from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
 from services.router.jobs import Group, Job, JobProgress, JobState, Sibling
-from services.router.launching import awaits_host, begin, ceiling_of, first, open_group
+from services.router.launching import awaits_host, begin, ceiling_of, open_group
 from services.router.leftovers import unwanted
 from services.router.policy import Placement
-from services.router.progress import of_job, waiting_for
+from services.router.progress import Reason, of_job, waiting_for
 from services.router.rules import RouterRules
 
 Commands = list[e.RouterCommand]
@@ -196,18 +196,15 @@ class RouterMachine:
         del self._groups[group.id]
         return commands
 
-    def _paused(self, job: Job, now: float) -> str:
-        """What stops the launches of a job; empty when nothing does."""
-        return self._ceilings[job.spec.id].why(now) or self._memory
-
-    def _repairs_max(self, job: Job) -> int:
-        wanted = job.spec.policy.repairs_max
-        return self.rules.repairs_max if wanted is None else wanted
+    def _paused(self, job: Job, now: float) -> Reason:
+        """What stops the launches of a job; without a text when nothing does."""
+        why = self._ceilings[job.spec.id].why(now)
+        return Reason(why) if why else Reason(self._memory, "redis")
 
     def _open_groups(self, now: float) -> Commands:
         commands: Commands = []
         for job in self._jobs.values():
-            if self._paused(job, now):
+            if self._paused(job, now).text:
                 continue
             while (
                 job.state is JobState.RUNNING and job.unopened and len(self._groups) < self._bound()
@@ -274,10 +271,10 @@ class RouterMachine:
             if self._ceilings[group.job].paused(now):
                 self._waiting.append((group_name, number))  # keeps its order among its job's
                 continue
-            key, bound = self._key(group, number), self._repairs_max(job)
-            episode, record = begin(key, group, job, self.rules, replays_max=bound)
+            key = self._key(group, number)
+            episode, asked = begin(key, group, job, self.rules, self._fleet, now)
             self._episodes[episode.id] = episode
-            commands += first(episode, record, self._fleet, now)
+            commands += asked
         self._waiting.extendleft(reversed(early))
         return commands
 
@@ -336,7 +333,8 @@ class RouterMachine:
         sibling.running = False
         job.finished(label, episode.turns_recorded)
         self._ceilings[group.job].ended(label, now)
-        if not label.outcome.valid and sibling.attempt < self._repairs_max(job):
+        repairs_max = job.spec.policy.repairs(self.rules.repairs_max)
+        if not label.outcome.valid and sibling.attempt < repairs_max:
             sibling.attempt += 1
             job.repairs += 1
             self._waiting.append((group.id, episode.key.sibling))
@@ -365,7 +363,7 @@ class RouterMachine:
             waiting=self._waiting_for(job, now),
         )
 
-    def _waiting_for(self, job: Job, now: float) -> str:
+    def _waiting_for(self, job: Job, now: float) -> Reason:
         return waiting_for(
             job,
             groups=self._groups,

@@ -1,17 +1,27 @@
 """What people see of a job while it runs.
 
-Owns: the counts and the one line that says why nothing more is launched. Promise: pure; the line
-is empty exactly while something runs or may be launched. Does not cover: details (explain.py).
+Owns: the counts, and the reason why nothing more is launched and who has to move. Promise: pure;
+a pause, and a fleet without a replica or without a host, are said while episodes run too; all else
+only while none does. Does not cover: details (explain.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from services.router.episode import Episode
 from services.router.fleet import Fleet
 from services.router.jobs import Group, Job, JobProgress, JobState
 from services.router.rules import RouterRules
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why nothing more of a job is launched; an empty text while nothing holds it."""
+
+    text: str = ""
+    owner: str = "router"  # who has to move
 
 
 def waiting_for(
@@ -22,30 +32,32 @@ def waiting_for(
     fleet: Fleet,
     bound: int,
     rules: RouterRules,
-    paused: str,
-) -> str:
-    """Why nothing more of this job is launched; empty while it is, or while it runs.
+    paused: Reason,
+) -> Reason:
+    """Why nothing more of this job is launched.
 
     `paused`: what stops launches altogether (the infrastructure ceiling, Redis memory).
     """
     if job.state is not JobState.RUNNING:
-        return ""
-    if paused:
+        return Reason()
+    if paused.text:
         return paused
     if not fleet.has_replica:
-        return "an inference replica (none is announced)"
+        return Reason("an inference replica (none is announced)", "inference")
     if not fleet.has_host:
-        return "a sandbox host (none is announced)"
+        return Reason("a sandbox host (none is announced)", "sandbox")
     if episodes:
-        return ""
+        return Reason()
     if not job.unopened and 0 < len(groups) < rules.groups_per_batch:
-        return (
+        return Reason(
             f"more groups: {len(groups)} are complete, a batch takes "
-            f"{rules.groups_per_batch} (submit more, or `muster cancel`)"
+            f"{rules.groups_per_batch} (submit more, or `muster cancel`)",
+            "client",
         )
     if len(groups) >= bound:
-        return f"the trainer: {len(groups)} groups are open, no more may be before its next step"
-    return ""
+        told = f"the trainer: {len(groups)} groups are open, no more may be before its next step"
+        return Reason(told, "trainer")
+    return Reason()
 
 
 def of_job(
@@ -54,7 +66,7 @@ def of_job(
     groups: Mapping[str, Group],
     episodes: Mapping[str, Episode],
     version: int,
-    waiting: str,
+    waiting: Reason,
 ) -> JobProgress:
     """The counts of a job. `waiting`: see waiting_for()."""
     mine = {g.id for g in groups.values() if g.job == job.spec.id}
@@ -72,5 +84,5 @@ def of_job(
         repairs=job.repairs,
         outcomes=dict(sorted(job.outcomes.items())),
         policy_version=version,
-        waiting_for=waiting,
+        waiting_for=waiting.text,
     )

@@ -114,8 +114,6 @@ class EndBox(Value, frozen=True, tag=True):
 class TellFormer(Value, frozen=True, tag=True):
     """A newer owner has spoken: callers of older epochs that wait for an answer are fenced."""
 
-    run: str
-
 
 Command = StartBox | RefuseTicket | EndBox | TellFormer
 
@@ -201,7 +199,7 @@ class Pool:
         return {
             name: box.key
             for name, box in self._boxes.items()
-            if box.key.run == run and box.state is BoxState.READY and not box.doomed
+            if box.key.run == run and box.state is BoxState.READY
         }
 
     @property
@@ -231,7 +229,7 @@ class Pool:
         self._owners[run] = _Owner(epoch, now)
         self._owners.move_to_end(run)
         if owner is not None:
-            commands.append(TellFormer(run))
+            commands.append(TellFormer())
         for ticket, asked in list(self._waiting.items()):
             if asked.key.run == run and asked.key.owner_epoch < epoch:
                 del self._waiting[ticket]

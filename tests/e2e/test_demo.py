@@ -49,7 +49,7 @@ def _demo(folder: Path) -> Demo:
 
     async def read() -> RunRecord:
         async with attached(config) as redis:
-            history = config.state_dir / "history" / config.run
+            history = config.history(config.run)
             return await read_record(redis, config.run, history)
 
     return Demo(state, done.returncode, lines, asyncio.run(read()))

@@ -39,6 +39,7 @@ REDIS_WRITES = frozenset(
         "readybank.freeze",
         "readybank.train",
         "readybank.filter",
+        "readybank.mark",
         "readybank.retire",
         "readybank.trim",
         "trainer.record_trained",

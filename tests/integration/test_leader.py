@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from muster.errors import Fenced
 from muster.leader import Leadership, bury
 from muster.streams import next_epoch
+from tests.integration.leading import lead_while
 
 BEAT_S = 0.02
 
@@ -32,18 +33,6 @@ async def ready(redis: Redis, run: str) -> Leadership:
 async def stands_by(other: Leadership) -> None:
     while not other.stood_by:  # noqa: ASYNC110 - a process tells it in its log alone
         await asyncio.sleep(BEAT_S)
-
-
-async def lead_until_told(leader: Leadership, happens: Awaitable[object]) -> None:
-    async with asyncio.timeout(10), leader.lead():
-        await happens
-        await asyncio.Event().wait()
-
-
-async def lead_until_fenced(leader: Leadership, redis: Redis, run: str) -> None:
-    async with asyncio.timeout(10), leader.lead():
-        await next_epoch(redis, run, "router")
-        await asyncio.Event().wait()
 
 
 async def test_the_next_one_leads_as_soon_as_the_first_resigns(redis: Redis, run: str) -> None:
@@ -73,7 +62,7 @@ async def test_one_that_is_asked_to_stop_while_it_waits_takes_no_epoch(
 async def test_a_leader_learns_of_a_newer_one(redis: Redis, run: str) -> None:
     leader = await ready(redis, run)
     with pytest.raises(ExceptionGroup) as failed:
-        await lead_until_fenced(leader, redis, run)
+        await lead_while(leader, lambda: next_epoch(redis, run, "router"))
     assert failed.group_contains(Fenced, match="a newer router leads")
 
 
@@ -84,7 +73,7 @@ async def test_an_epoch_that_a_power_cut_took_back_ends_its_leader_and_is_not_gi
     for lost in range(3):
         leader = await ready(redis, run)
         with pytest.raises(ExceptionGroup) as failed:
-            await lead_until_told(leader, redis.set(f"m:{{{run}}}:epoch:router", lost))
+            await lead_while(leader, partial(redis.set, f"m:{{{run}}}:epoch:router", lost))
         assert failed.group_contains(Fenced)
     async with (await ready(redis, run)).lead() as epoch:
         assert epoch == 4
@@ -94,19 +83,18 @@ async def test_a_leader_ends_when_another_has_taken_its_place(redis: Redis, run:
     """It was silent for too long; the other has not taken its epoch yet."""
     leader, key = await ready(redis, run), f"m:{{{run}}}:leader:router"
     with pytest.raises(ExceptionGroup) as failed:
-        await lead_until_told(leader, redis.set(key, "another", px=60_000))
+        await lead_while(leader, lambda: redis.set(key, "another", px=60_000))
     assert failed.group_contains(Fenced, match="a newer router leads")
     assert await redis.get(key) == b"another"
 
 
 async def test_an_epoch_is_on_disk_before_it_is_used(redis: Redis, run: str) -> None:
-    async def waits() -> int:
-        told = await redis.info("commandstats")
-        return int(told.get("cmdstat_waitaof", {}).get("calls", 0))
-
-    before = await waits()
-    await next_epoch(redis, run, "router")
-    assert await waits() == before + 1
+    seen: list[str] = []
+    async with asyncio.timeout(10), redis.monitor() as told:
+        await next_epoch(redis, run, "router")
+        while "WAITAOF" not in seen:
+            seen.append((await told.next_command())["command"].partition(" ")[0].upper())
+    assert "INCR" in seen  # the wait is for what was written before it
 
 
 async def test_whoever_may_not_wait_for_the_disk_leads_all_the_same(
@@ -122,6 +110,19 @@ async def test_whoever_may_not_wait_for_the_disk_leads_all_the_same(
 async def test_one_that_is_known_to_be_dead_is_not_waited_for(redis: Redis, run: str) -> None:
     """Told by whoever saw it die, and of nobody else."""
     await ready(redis, run)
-    assert not await bury(redis, run, "router", host="elsewhere", pid=1)
-    assert await bury(redis, run, "router", host=socket.gethostname(), pid=os.getpid())
+    host, pid = socket.gethostname(), os.getpid()
+    assert not await bury(redis, run, "router", host="elsewhere", pid=pid)
+    assert not await bury(redis, run, "router", host=host, pid=pid + 1)
+    assert await bury(redis, run, "router", host=host, pid=pid)
     assert (await ready(redis, run)).stood_by is False
+
+
+async def test_a_dead_leader_is_waited_for_no_longer_than_a_heartbeat_lasts(
+    redis: Redis, run: str
+) -> None:
+    """The server's clock went back by an hour since its last one."""
+    await redis.set(f"m:{{{run}}}:leader:router", "dead", px=3_600_000)
+    other = contender(redis, run, ttl_s=0.1)
+    async with asyncio.timeout(10):
+        assert await other.stand_by(asyncio.Event())
+    assert other.stood_by

@@ -11,6 +11,7 @@ import pytest
 from muster.errors import Refused, Unavailable
 from muster.leader import Leadership
 from muster.streams import RunStreams, StreamEntry, connect
+from tests.integration.leading import lead_while
 from tests.integration.redis_own import OwnServer
 
 LEADER = "m:{r}:leader:router"
@@ -25,18 +26,31 @@ async def server(tmp_path: Path) -> AsyncIterator[OwnServer]:
     made.kill()
 
 
+class OverSoon(Exception):
+    """What was to be seen has been seen."""
+
+
 async def lead_through_a_restart(server: OwnServer, *, keeps_all: bool) -> Leadership:
     """A leader whose server was restarted, after some beats since; Refused when it has ended."""
-    async with connect(server.config) as client:
-        leader = Leadership(client, "r", "router", beat_s=0.01, keeps_all=keeps_all)
-        assert await leader.stand_by(asyncio.Event())
-        async with asyncio.timeout(30), leader.lead():
-            await server.admin.delete(LEADER)
-            await _beaten(server)  # it must not end without a reason
-            server.kill()
-            await server.start()
+
+    async def restart() -> None:
+        await server.admin.delete(LEADER)
+        await _beaten(server)  # it must not end without a reason
+        server.kill()
+        await server.start()
+        if keeps_all:
             await server.admin.delete(LEADER)
             await _beaten(server)
+            raise OverSoon
+
+    async with connect(server.config) as client:
+        # Long to live: the key must be gone because it was given up.
+        leader = Leadership(client, "r", "router", beat_s=0.01, ttl_s=60.0, keeps_all=keeps_all)
+        assert await leader.stand_by(asyncio.Event())
+        try:
+            await lead_while(leader, restart)
+        except* OverSoon:
+            pass
         return leader
 
 

@@ -10,9 +10,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError
 
 from muster.config import load_config
-from muster.history import History
 from muster.journal import Journal
-from muster.streams import RunStreams, next_epoch
+from muster.streams import Received, RunStreams, next_epoch
 from services.readybank.adapters.clearing import Clearing
 from services.readybank.config import ReadyBankConfig, rules
 from services.readybank.driver import BankDriver
@@ -35,16 +34,21 @@ class Restarting:
         return await self._redis.get(key)
 
 
+async def nowhere(entries: list[Received]) -> None:
+    """Nothing is over in these stories."""
+    raise AssertionError(entries)
+
+
 async def test_the_trainers_epoch_is_asked_for_until_the_server_is_back(
     tmp_path: Path, redis: Redis, run: str
 ) -> None:
     epoch = await next_epoch(redis, run, "readybank")
     assert await next_epoch(redis, run, "trainer") == 1
     streams = RunStreams(redis, run, role="readybank", epoch=epoch)
-    section = ReadyBankConfig(redis_retry_s=0.001)
+    section = ReadyBankConfig()
     machine = BankMachine(rules(load_config(None, {}), section))
     server: Any = Restarting(redis, failures=2)
-    clearing = Clearing(server, streams, History(tmp_path), machine.retiring.gone, epoch=epoch)
+    clearing = Clearing(server, streams, nowhere, machine.retiring.gone, epoch=epoch)
     journal, stopping = Journal(tmp_path / "j.jsonl", "readybank", machine.rules), asyncio.Event()
     driver = BankDriver(streams, section, machine, journal, clearing)
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:

@@ -102,9 +102,9 @@ async def test_an_append_repeated_through_trouble_lands_once(
     assert await server.admin.get("p") == b"tokens"
 
 
-@pytest.mark.parametrize(("trouble", "word"), TROUBLES)
+@pytest.mark.parametrize("trouble", [pytest.param(p.values[0], id=p.id) for p in TROUBLES])
 async def test_leaders_through_trouble_never_share_an_epoch(
-    server: OwnServer, client: Redis, trouble: Trouble, word: str
+    server: OwnServer, client: Redis, trouble: Trouble
 ) -> None:
     """Whoever led last may write, every former one is refused, and their epochs differ."""
     contest = Contest(client)
@@ -115,7 +115,11 @@ async def test_leaders_through_trouble_never_share_an_epoch(
         async with trouble(server):
             await asyncio.sleep(6 * contest.ttl_s)  # the trouble itself: it outlasts a heartbeat
         await contest.settled(server)
+        if len(contest.epochs) == 1:  # the trouble went by unnoticed: the next one comes now
+            await server.admin.set("m:{r}:leader:router", "another", px=100)
+            await contest.led(2)
         contest.over.set()
+    assert len(contest.epochs) >= 2
     newest = int(await server.admin.get("m:{r}:epoch:router"))
     assert len(set(contest.epochs)) == len(contest.epochs)
     for epoch in contest.epochs:

@@ -289,6 +289,24 @@ async def test_a_payload_that_is_gone_ends_its_attempt_by_name(
     ]
 
 
+async def test_a_payload_that_cannot_be_read_ends_its_attempt_by_name(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    host = BoxHost("a")
+    key = RunStreams(redis, run).key("p", "job-00000.0.0.1")
+    async with talking(redis, run, [host]) as replica:
+        async with router(redis, run, tmp_path) as first:
+            await killed_at("before the command runs", host, replica, first)
+        await redis.set(key, b"junk")
+        async with router(redis, run, tmp_path) as second:
+            progress = await until(second.stub, complete)
+    assert dict(progress.outcomes) == {"infra_failure": 1, "model_success": 2}
+    found = await RunStreams(redis, run).read_all("outcomes")
+    labels = [ev.OutcomeLabel.FromString(m.data) for m in found]
+    (lost,) = [x.detail for x in labels if x.cause == "record_lost"]
+    assert f"'{key}': a payload cannot be read" in lost
+
+
 async def test_entries_that_cannot_be_read_are_put_aside_and_stop_nobody(
     redis: Redis, run: str, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ def rules_of(group: str) -> e.BankRules:
     policy = POLICIES[group.rpartition("-")[0]]
     return e.BankRules(
         valid_min=RULES.valid_min if policy.valid_min is None else policy.valid_min,
-        repairs_max=RULES.repairs_max if policy.repairs_max is None else policy.repairs_max,
+        repairs_max=policy.repairs(RULES.repairs_max),
         zero_variance=policy.zero_variance or RULES.zero_variance,
     )
 
@@ -85,7 +85,6 @@ class Bench:
         self.rules, self.store, self.now = rules, LossyStore(), 0.0
         self.fed: list[Any] = []
         self.unread: list[Any] = []
-        self.ready_at: dict[str, tuple[int, int]] = {}  # batches cut and groups known by then
         self.sent: dict[int, e.SendBatch] = {}
         self.asked: tuple[int, int] | None = None  # step, groups
         self.again: e.SendBatch | None = None  # the last batch that was sent

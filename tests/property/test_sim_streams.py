@@ -44,6 +44,7 @@ _CALLS = st.one_of(
     ),
     st.tuples(st.just("drop")),
     st.tuples(st.just("mark_read"), st.sampled_from(("0", "5-0", "7-1"))),
+    st.tuples(st.just("mark"), st.integers(0, 5)),
     st.tuples(st.just("retire"), _GROUPS),
     st.tuples(st.just("trim"), st.integers(0, 5)),
     st.tuples(st.just("epoch")),
@@ -93,6 +94,8 @@ class Both:
                 return await _now(streams.drop([streams.key("p", "x")]), side)
             if call[0] == "mark_read":
                 return await _now(streams.mark_read({"fates": call[1]}), side)
+            if call[0] == "mark":
+                return await _now(streams.advance_mark(call[1], b"[%d.5]" % call[1]), side)
             if call[0] == "retire":
                 index = int(call[1][-1])
                 return await _now(
@@ -120,6 +123,10 @@ class Both:
         keys = [real.key("p", "x")]
         assert await _now(model.payloads(keys), 0) == await real.payloads(keys)
         assert await _now(model.read_by("router"), 0) == await real.read_by("router")
+        mark: Any = await self.client.hgetall(real.key("mark"))  # type: ignore[misc]
+        assert {k.decode(): v.decode() for k, v in mark.items()} == self.store.hashes.get(
+            "mark", {}
+        )
         bits = await self.client.get(real.key("retired", "job"))
         assert bool(bits) == bool(self.store.bits.get("retired:job"))
         totals: Any = await self.client.hgetall(real.key("totals", "job"))  # type: ignore[misc]

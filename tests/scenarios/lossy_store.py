@@ -15,8 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from muster.types import job_and_index
 from services.readybank import events as e
-from services.readybank.retire import group_of, keys_of, place
+from services.readybank.retire import group_of, keys_of
 
 READ = ("versions", "jobs", "events", "outcomes")  # in the order of feeding at start
 Effect = tuple[str, Any]
@@ -127,7 +128,7 @@ class LossyStore:
     def _bits(self) -> dict[str, bytes]:
         found: dict[str, int] = {}
         for group in self.retired:
-            job, index = place(group) or ("", 0)
+            job, index = job_and_index(group) or ("", 0)
             found[job] = found.get(job, 0) | 1 << (63 - index)
         return {job: bits.to_bytes(8, "big") for job, bits in found.items()}
 

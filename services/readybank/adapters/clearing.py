@@ -8,8 +8,8 @@ at all before it said anything. Does not cover: what is over (retire.py).
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -18,24 +18,19 @@ from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 
 from muster import failpoints
-from muster.errors import Fenced
-from muster.history import History
+from muster.stream_ids import id_after
 from muster.streams import Received, RunStreams, reaching_redis
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
+from services.readybank.retire import (
+    VersionKept,
+    batch_over,
+    fate_over,
+    newest_of_stages,
+    version_over,
+)
 
 PAGE = 500
-
-# KEYS: epoch key, mark. ARGV: epoch, step, opened. The mark only grows.
-_MARK = """#!lua flags=allow-oom
-local now = redis.call("GET", KEYS[1]) or "0"
-if now ~= ARGV[1] then return now end
-local before = tonumber(redis.call("HGET", KEYS[2], "step") or "0")
-if tonumber(ARGV[2]) >= before then
-  redis.call("HSET", KEYS[2], "step", ARGV[2], "opened", ARGV[3])
-end
-return ""
-"""
 
 
 class Clearing:
@@ -45,13 +40,14 @@ class Clearing:
         self,
         client: Redis,
         streams: RunStreams,
-        history: History,
+        archive: Callable[[list[Received]], Awaitable[None]],
         gone: Callable[[str], bool],
         *,
         epoch: int,
     ):
-        self._redis, self._streams, self._history, self._gone = client, streams, history, gone
-        self._epoch, self._mark = epoch, client.register_script(_MARK)
+        """`archive` returns once the entries are safe elsewhere."""
+        self._redis, self._streams, self._archive, self._gone = client, streams, archive, gone
+        self._epoch = epoch
 
     async def restored(self, jobs: Iterable[str]) -> list[e.BankEvent]:
         """The mark and the retired groups, as events."""
@@ -72,17 +68,10 @@ class Clearing:
 
     async def mark(self, command: e.WriteMark) -> None:
         """Raises Fenced for a former bank."""
-        keys = [self._streams.key("epoch", "readybank"), self._streams.key("mark")]
-        args: list[int | bytes] = [
-            self._epoch,
-            command.step,
-            msgspec.json.encode(command.opened),
-        ]
-        newer: Any = None
-        with reaching_redis():
-            newer = await self._mark(keys=keys, args=args)
-        if newer:
-            raise self._fenced(newer)
+        await failpoints.at("readybank.mark.before")
+        opened = msgspec.json.encode(command.opened)
+        await self._streams.advance_mark(command.step, opened)
+        await failpoints.at("readybank.mark.after")
 
     async def trainer_epoch(self) -> int:
         """The newest that a trainer has taken; 0 before the first."""
@@ -97,14 +86,6 @@ class Clearing:
         with reaching_redis():
             newest = await self._redis.get(self._streams.key("epoch", "readybank"))
         return int(newest or 0) == self._epoch
-
-    def _fenced(self, newer: bytes) -> Fenced:
-        return Fenced(
-            f"a newer readybank owns run {self._streams.run}",
-            field="epoch of readybank",
-            value=self._epoch,
-            way_out=f"stop: epoch {newer.decode()} is in charge",
-        )
 
     async def retire(self, over: e.GroupOver) -> None:
         """Raises Fenced for a former bank."""
@@ -122,25 +103,22 @@ class Clearing:
         for stream, first in (("events", command.events), ("outcomes", command.outcomes)):
             if first:
                 await self._below(stream, first)
-        newest = await self._newest_versions()
+        newest = newest_of_stages(await self._versions())
 
-        def version_over(message: Received) -> bool:
-            record = ev.PolicyVersionRecord.FromString(message.data)
-            none = record.stage == ev.VERSION_STAGE_UNSPECIFIED
-            return none or (record.version < command.version and message.id not in newest)
+        def version(message: Received) -> bool:
+            return version_over(_version(message), command.version, newest)
 
-        def batch_over(message: Received) -> bool:
-            return ev.BatchRecord.FromString(message.data).step < command.step
+        def batch(message: Received) -> bool:
+            return batch_over(ev.BatchRecord.FromString(message.data).step, command.step)
 
-        def fate_over(message: Received) -> bool:
-            group = ev.GroupFate.FromString(message.data).group
-            return not group or self._gone(group)
+        def fate(message: Received) -> bool:
+            return fate_over(ev.GroupFate.FromString(message.data).group, self._gone)
 
         read = await self._streams.read_by("router")
         for stream, over, field in (
-            ("versions", version_over, _version_field),
-            ("batches", batch_over, _batch_field),
-            ("fates", fate_over, None),  # theirs went when the groups were retired
+            ("versions", version, _version_field),
+            ("batches", batch, _batch_field),
+            ("fates", fate, None),  # theirs went when the groups were retired
         ):
             await self._while(stream, over, read.get(stream, "0"), field)
 
@@ -180,24 +158,19 @@ class Clearing:
 
     async def _drop(self, stream: str, entries: list[Received], forget: Sequence[str] = ()) -> None:
         await failpoints.at("readybank.archive.before")
-        await asyncio.to_thread(self._history.append, entries)
+        await self._archive(entries)
         await failpoints.at("readybank.archive.after")
-        at, _, number = entries[-1].id.partition("-")
         await failpoints.at("readybank.trim.before")
-        await self._streams.trim(stream, f"{at}-{int(number) + 1}", forget)
+        await self._streams.trim(stream, id_after(entries[-1].id), forget)
         await failpoints.at("readybank.trim.after")
 
-    async def _newest_versions(self) -> set[str]:
-        """Ids of the newest record of each stage."""
-        newest: dict[int, tuple[int, str]] = {}
+    async def _versions(self) -> list[VersionKept]:
+        """Those that can be read."""
+        found: list[VersionKept] = []
         for message in await self._streams.read_all("versions"):
-            try:
-                record = ev.PolicyVersionRecord.FromString(message.data)
-            except DecodeError:
-                continue
-            known = newest.get(record.stage, (-1, ""))
-            newest[record.stage] = max(known, (record.version, message.id))
-        return {id_ for _, id_ in newest.values()}
+            with contextlib.suppress(DecodeError):
+                found.append(_version(message))
+        return found
 
 
 def _over(message: Received, over: Callable[[Received], bool]) -> bool:
@@ -212,6 +185,11 @@ def _field(message: Received, field: Callable[[Received], str]) -> str:
         return field(message)
     except DecodeError:
         return ""
+
+
+def _version(message: Received) -> VersionKept:
+    record = ev.PolicyVersionRecord.FromString(message.data)
+    return VersionKept(message.id, record.version, record.stage)
 
 
 def _version_field(message: Received) -> str:

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 
 from muster import codec
 from muster.errors import InvalidInput
-from muster.streams import DEAD, Received, StreamEntry
+from muster.stream_ids import id_unix_s
+from muster.streams import Received, StreamEntry
+from muster.types import job_and_index
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
-from services.readybank.retire import place
 
 T = TypeVar("T")
-REASON_MAX = 500
 
 
 def event_of(message: Received) -> e.BankEvent | None:
@@ -43,7 +43,7 @@ def readable(message: Received, read: Callable[[Received], T]) -> T:
 def job_of(message: Received) -> str:
     """The job that an entry of events or jobs belongs to, "" when it names none.
 
-    A group is named JOB-INDEX; see retire.py.
+    A group is named JOB-INDEX; see muster/types.py.
     """
     try:
         if message.stream == "jobs":
@@ -51,25 +51,13 @@ def job_of(message: Received) -> str:
         group = ev.TrajectoryEvent.FromString(message.data).episode.group
     except (DecodeError, UnicodeDecodeError):
         return ""
-    found = place(group)
+    found = job_and_index(group)
     return found[0] if found else ""
-
-
-def dead_entry(message: Received, reason: str) -> StreamEntry:
-    """An unreadable entry as it is kept for people."""
-    where = f"{message.stream}/{message.id}"
-    plain = (("stream", message.stream), ("id", message.id), ("reason", reason[:REASON_MAX]))
-    return StreamEntry(DEAD, DEAD, where, message.data, plain)
-
-
-def written_at(message: Received) -> float:
-    """Unix seconds at which Redis took the message."""
-    return int(message.id.partition("-")[0]) / 1000
 
 
 def _trajectory(message: Received) -> e.BankEvent | None:
     found = ev.TrajectoryEvent.FromString(message.data)
-    at = written_at(message)
+    at = id_unix_s(message.id)
     kind = found.WhichOneof("event")
     if kind == "group_opened":
         opened = found.group_opened
@@ -109,7 +97,7 @@ def _trajectory(message: Received) -> e.BankEvent | None:
 def _label(message: Received) -> e.BankEvent:
     found = ev.OutcomeLabel.FromString(message.data)
     key = codec.key_from_pb(found.episode)
-    return e.LabelRecorded(key, codec.label_from_pb(found), written_at(message), message.id)
+    return e.LabelRecorded(key, codec.label_from_pb(found), id_unix_s(message.id), message.id)
 
 
 def _version(message: Received) -> e.BankEvent:

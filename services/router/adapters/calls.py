@@ -109,7 +109,9 @@ class Calls:
     def _channel(self, id_: str) -> grpc.aio.Channel:
         address = self.addresses.get(id_)
         if address is None:
-            raise Unavailable(f"{id_} is no longer announced", way_out="another one is chosen")
+            raise Unavailable(
+                f"{id_} is no longer announced", field="address", way_out="another one is chosen"
+            )
         if address not in self._channels:
             self._channels[address] = rpc.open_channel(address)
         return self._channels[address]
@@ -331,8 +333,6 @@ class Calls:
             detail=verdict.detail,
             start_unix_s=start,
             end_unix_s=end(),
-            cpu_s=_seconds(verdict.cpu_s),
-            cpu_stall_s=_told(verdict.cpu_stall_s),
         )
 
     async def release(self, command: e.ReleaseBox) -> None:

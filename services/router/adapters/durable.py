@@ -19,7 +19,7 @@ from muster.clock import wall
 from muster.errors import InvalidInput, NotFound
 from muster.streams import RunStreams, StreamEntry, reaching_redis
 from muster.taskset import Task, task_from_archive
-from muster.types import EpisodeKey, Segment, StepLimit
+from muster.types import EpisodeKey, Segment, StepLimit, job_and_index
 from muster.v1 import events_pb2 as ev
 from services.router import events as e
 from services.router.adapters.restore import Conversations, Letters, Records, Restorer, TurnUsage
@@ -53,8 +53,11 @@ class Durable:
             policy=codec.policy_to_pb(command.policy),
         )
         event = ev.TrajectoryEvent(episode=codec.key_to_pb(key), group_opened=opened)
+        found = job_and_index(key.group)  # as the bank counts it once it is over
+        retired = (("retired", found[0]), found[1]) if found else None
+        entry = _entry("events", key, "opened", event, needs="", unless_bit=retired)
         await failpoints.at("router.open_group.before")
-        await self._streams.append([_entry("events", key, "opened", event)])
+        await self._streams.append([entry])
         await failpoints.at("router.open_group.after")
 
     async def record_intent(
@@ -252,10 +255,7 @@ class Durable:
             retired=retired,
             conversations=conversations,
         )
-        bounds = {
-            name: repairs_max if spec.policy.repairs_max is None else spec.policy.repairs_max
-            for name, spec in jobs.items()
-        }
+        bounds = {name: spec.policy.repairs(repairs_max) for name, spec in jobs.items()}
         for restored in await restorer.groups(bounds):
             yield restored
         self.traces = restorer.traces
@@ -376,8 +376,15 @@ def task_info(task: Task) -> e.TaskInfo:
 
 
 def _entry(
-    stream: str, key: EpisodeKey, dedupe: str, message: ev.TrajectoryEvent | ev.OutcomeLabel
+    stream: str,
+    key: EpisodeKey,
+    dedupe: str,
+    message: ev.TrajectoryEvent | ev.OutcomeLabel,
+    *,
+    needs: str = "opened",
+    unless_bit: tuple[tuple[str, ...], int] | None = None,
 ) -> StreamEntry:
+    """Of a group: nothing is written unless its opening was, which brings a guard of its own."""
     plain: tuple[tuple[str, str], ...] = (
         ("run", key.run),
         ("group", key.group),
@@ -388,8 +395,4 @@ def _entry(
     if isinstance(message, ev.TrajectoryEvent):
         plain += (("seq", str(message.seq)),)
     data = message.SerializeToString()
-    if dedupe != "opened":
-        return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, needs="opened")
-    job, _, index = key.group.rpartition("-")  # as the bank counts it once it is over
-    bit = (("retired", job), int(index))
-    return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, unless_bit=bit)
+    return StreamEntry(stream, f"g:{key.group}", dedupe, data, plain, needs, unless_bit)

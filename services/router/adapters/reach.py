@@ -41,7 +41,8 @@ def loss_at_verdict(error: MusterError) -> e.Loss:
     return e.Loss.BOX_GONE if loss_of(error) is not e.Loss.UNKNOWN else e.Loss.UNKNOWN
 
 
-_NOT_BY_THE_COMMAND = ("failed to connect", "no longer announced", "host stops")
+# A host that was told to stop (its own word), a peer that is not announced (ours).
+_NOT_BY_THE_COMMAND = ("host.state", "address")
 
 
 def reached(error: Unavailable) -> bool:
@@ -49,7 +50,8 @@ def reached(error: Unavailable) -> bool:
 
     Nobody listens there, it has left, or it was told to stop.
     """
-    return not any(words in str(error) for words in _NOT_BY_THE_COMMAND)
+    left = error.field in _NOT_BY_THE_COMMAND
+    return not left and "failed to connect" not in str(error).lower()
 
 
 def died(error: Unavailable) -> bool:

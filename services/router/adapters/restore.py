@@ -8,17 +8,15 @@ a time. Does not cover: what follows from the records (recovery.py), jobs and ve
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
-import zstandard
 from google.protobuf.message import DecodeError
 
-from muster import codec, telemetry
-from muster.errors import InvalidInput
-from muster.streams import DEAD, Received, RunStreams, StreamEntry
+from muster import codec, payload, telemetry
+from muster.errors import InvalidInput, Refused
+from muster.streams import Received, RunStreams, StreamEntry, dead_entry
 from muster.types import (
     FinishReason,
     OutcomeLabel,
@@ -27,6 +25,7 @@ from muster.types import (
     StepLimit,
     Value,
     VersionSpan,
+    job_and_index,
 )
 from muster.v1 import events_pb2 as ev
 from services.router import chat
@@ -37,7 +36,6 @@ T = TypeVar("T")
 Place = tuple[int, int]  # sibling, attempt
 _log = telemetry.logger("router.restore")
 _PAGE = 64  # payloads asked for at once
-_PAYLOAD_BYTES_MAX = 64 << 20
 
 
 class TurnUsage(Value, frozen=True):
@@ -80,17 +78,15 @@ class Letters:
         try:
             return parse(message.data)
         except (DecodeError, InvalidInput, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"[:500]
+            letter = dead_entry(message, f"{type(error).__name__}: {error}")
             _log.error(
                 "entry %s of stream %s cannot be read (%s): put aside in the stream `dead`; "
                 "`muster audit` shows it",
                 message.id,
                 message.stream,
-                reason,
+                dict(letter.plain)["reason"],
             )
-            plain = (("stream", message.stream), ("id", message.id), ("reason", reason))
-            dedupe = f"{message.stream}/{message.id}"
-            self.dead.append(StreamEntry(DEAD, DEAD, dedupe, message.data, plain))
+            self.dead.append(letter)
             return None
 
     async def send(self) -> None:
@@ -155,7 +151,7 @@ class Restorer:
                 self._labels.get(group, {}),
                 repairs_max[told.job],
             )
-            index = _index(group)
+            _, index = _job_and_index(group)
             if group not in self._over and told.job not in self._cancelled:
                 siblings = await self._with_payloads(group, told.job, index, siblings)
             found.append(e.GroupRestored(group, told.job, index, siblings))
@@ -167,7 +163,8 @@ class Restorer:
         """Answers the group that this entry opens."""
         event = ev.TrajectoryEvent.FromString(data)
         group = event.episode.group
-        if _index(group) in self._retired.get(group.rpartition("-")[0], ()):
+        job, index = _job_and_index(group)
+        if index in self._retired.get(job, ()):
             return ""
         if event.HasField("group_opened"):
             self._opened.setdefault(group, event.group_opened)
@@ -238,7 +235,7 @@ class Restorer:
                     strict=True,
                 )
             )
-        except (LookupError, ValueError, DecodeError, InvalidInput) as error:
+        except (LookupError, ValueError, DecodeError, InvalidInput, Refused) as error:
             return msgspec.structs.replace(record, broken=str(error))
         seen = tuple(
             msgspec.structs.replace(
@@ -265,19 +262,12 @@ class Restorer:
         found: list[bytes] = []
         for page in _pages(turns):
             keys = [self._streams.key(kind, f"{episode}.{turn}") for turn in page]
-            for turn, data in zip(page, await self._streams.payloads(keys), strict=True):
+            stored = await self._streams.payloads(keys)
+            for turn, key, data in zip(page, keys, stored, strict=True):
                 if data is None:
                     raise LookupError(f"{what} turn {turn} are not in Redis any more")
-                found.append(unpacked(data))
+                found.append(payload.plain(key, data))
         return found
-
-
-def unpacked(data: bytes) -> bytes:
-    """A payload as it was; raises ValueError for what is none."""
-    try:
-        return zstandard.decompress(data, max_output_size=_PAYLOAD_BYTES_MAX)
-    except zstandard.ZstdError as error:
-        raise ValueError(f"a payload cannot be unpacked: {error}") from error
 
 
 def _output(data: bytes) -> str:
@@ -285,20 +275,20 @@ def _output(data: bytes) -> str:
 
 
 def _segments(data: bytes) -> tuple[Segment, ...]:
-    payload = ev.TurnPayload.FromString(data)
-    return tuple(codec.segment_from_pb(segment) for segment in payload.segments)
+    turn = ev.TurnPayload.FromString(data)
+    return tuple(codec.segment_from_pb(segment) for segment in turn.segments)
 
 
 def _pages(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
     return (numbers[at : at + _PAGE] for at in range(0, len(numbers), _PAGE))
 
 
-def _index(group: str) -> int:
-    """Number of a group within its job; raises InvalidInput when it is none of ours."""
-    tail = re.search(r"-(\d+)$", group)
-    if tail is None:
+def _job_and_index(group: str) -> tuple[str, int]:
+    """Raises InvalidInput when it is none of ours."""
+    found = job_and_index(group)
+    if found is None:
         raise InvalidInput("not the name of a group", field="group", value=group)
-    return int(tail.group(1))
+    return found
 
 
 def _intent(told: ev.TurnIntended) -> e.IntentSeen:

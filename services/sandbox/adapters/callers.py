@@ -147,4 +147,4 @@ def lost(problem: str, box: str = "") -> NotFound:
 
 def stops() -> Unavailable:
     """Of a host that ends: its boxes end with it."""
-    return Unavailable("this sandbox host stops", way_out="use another host")
+    return Unavailable("this sandbox host stops", field="host.state", way_out="use another host")

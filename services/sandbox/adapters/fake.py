@@ -1,8 +1,9 @@
-"""Boxes in memory under the same contract: for tests and for trying things without root.
+"""Boxes in memory under the same contract, for the contract tests.
 
 Owns: files, session and background jobs of each box as plain values. Promise: what
 tests/contract/test_box.py asks of a backend, for the toy shell of fakeshell.py; no process is
-started and no command ever touches the host. Does not cover: isolation, real programs.
+started and no command ever touches the host. Does not cover: isolation, real programs; the setting
+`fake` opens scripted.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: finding the bank in the registry, the calls, and their translation. Promise: every call has a
 deadline; a lease that is cut or cancelled ends its stream on the server's side too.
-Does not cover: retries (driver.py).
+Does not cover: retries (retry.py).
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
-"""Patience with what is away: the bank, Redis, the folder of checkpoints.
+"""The trainer's patience with what is away: the bank, Redis, the folder of checkpoints.
 
-Owns: `retried`. Promise: only Unavailable is tried again; a call that lasted for long was answered
-until then, so the patience begins anew. Does not cover: a call that never ends (each has its
-deadline).
+Owns: `retried`. Promise: muster/patience.py's, and a call that lasted for long, as a lease does,
+was answered until then, so the patience begins anew. Does not cover: a call that never ends (each
+has its deadline).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from muster import telemetry
-from muster.clock import monotonic
-from muster.errors import Unavailable
+from muster.patience import patiently
 
 T = TypeVar("T")
 STEP_MAX_S = 5.0
-_log = telemetry.logger("trainer.retry")
 
 
 async def retried(
@@ -27,22 +23,13 @@ async def retried(
 
     Raises Unavailable when `what` has been away for `retry_s`.
     """
-    gone, wait = monotonic(), first_s
-    while True:
-        asked = monotonic()
-        try:
-            return await call()
-        except Unavailable as error:
-            now = monotonic()
-            if now - asked > STEP_MAX_S:
-                gone, wait = now, first_s
-            if now - gone + wait > retry_s:
-                raise Unavailable(
-                    f"{what} has been away for {now - gone:.0f} s ({error.problem})",
-                    field="trainer.retry_s",
-                    value=retry_s,
-                    way_out=error.way_out or "start it; the trainer goes on from its checkpoint",
-                ) from error
-            _log.warning("%s is away, trying again in %.1f s: %s", what, wait, error)
-        await asyncio.sleep(wait)
-        wait = min(2 * wait, STEP_MAX_S)
+    return await patiently(
+        what,
+        call,
+        patience_s=retry_s,
+        first_s=first_s,
+        most_s=STEP_MAX_S,
+        anew_s=STEP_MAX_S,
+        field="trainer.retry_s",
+        way_out="start it; the trainer goes on from its checkpoint",
+    )

@@ -90,7 +90,8 @@ def test_programs_get_a_line_a_turn_and_the_whole(capsys: pytest.CaptureFixture[
 
 
 def test_nothing_of_a_box_reaches_the_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "\x1b]0;owned\x07\x9b2J"
+    secret = "hf_" + "a" * 30
+    evil = f"\x1b]0;owned\x07\x9b2J {secret}"
     turn = msgspec.structs.replace(TURN, command=f"echo {evil}", difference=f"line 1: {evil}")
     changed = msgspec.structs.replace(
         DONE, turns=(turn,), verdict=f"invalid {evil}", unfinished=f"cat {evil}", task=evil
@@ -99,3 +100,4 @@ def test_nothing_of_a_box_reaches_the_terminal_raw(capsys: pytest.CaptureFixture
     show(changed, as_json=True)
     out = capsys.readouterr().out
     assert not [c for c in out if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+    assert secret not in out

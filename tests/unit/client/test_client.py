@@ -158,9 +158,10 @@ async def test_a_question_is_repeated_while_the_router_is_away() -> None:
             assert (await client.cancel("job-a")).state is JobState.CANCELLED
 
 
-async def test_each_of_several_addresses_is_checked() -> None:
-    with pytest.raises(InvalidInput, match=r"router = 'nonsense'"):
-        MusterClient("127.0.0.1:1,nonsense")
+@pytest.mark.parametrize("wrong", ["nonsense", "127.0.0.1:99999"])
+async def test_each_of_several_addresses_is_checked(wrong: str) -> None:
+    with pytest.raises(InvalidInput, match=f"router = '{wrong}'"):
+        MusterClient(f"127.0.0.1:1,{wrong}")
 
 
 async def test_a_found_router_that_is_away_is_not_mistaken_for_the_usual_place() -> None:

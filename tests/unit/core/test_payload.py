@@ -45,3 +45,17 @@ def test_what_is_no_turn_is_refused_by_name(data: bytes, problem: str) -> None:
 
 def test_a_size_is_known_without_unpacking() -> None:
     assert payload.size("p:key", PACKED) == len(TURN.SerializeToString())
+
+
+def test_a_bound_holds_for_a_frame_that_tells_its_size() -> None:
+    huge = zstandard.ZstdCompressor().compress(bytes(100 << 20))
+    assert len(huge) < 1 << 20
+    with pytest.raises(Refused, match="too large") as caught:
+        payload.plain("o:key", huge, 16 << 20)
+    assert caught.value.value == "o:key"
+
+
+def test_a_bound_holds_for_a_frame_that_does_not_tell_its_size() -> None:
+    assert payload.plain("o:key", _untold(bytes(4096)), 4096) == bytes(4096)
+    with pytest.raises(Refused, match="cannot be read"):
+        payload.plain("o:key", _untold(bytes(1 << 20)), 4096)

@@ -127,6 +127,24 @@ async def test_a_former_bank_neither_retires_nor_trims(valkey: Redis) -> None:
     assert await valkey.get("m:{r}:epoch:readybank:fenced") == b"3"  # refused, and counted
 
 
+async def test_the_mark_of_a_former_bank_is_refused_and_counted(valkey: Redis) -> None:
+    epoch = await next_epoch(valkey, "r", "readybank")
+    former = RunStreams(valkey, "r", role="readybank", epoch=epoch)
+    await former.advance_mark(3, b"[1.0]")
+    await next_epoch(valkey, "r", "readybank")
+    with pytest.raises(Fenced):
+        await former.advance_mark(4, b"[2.0]")
+    assert await valkey.hgetall("m:{r}:mark") == {b"step": b"3", b"opened": b"[1.0]"}
+    assert await valkey.get("m:{r}:epoch:readybank:fenced") == b"1"
+
+
+async def test_the_mark_never_goes_back(valkey: Redis) -> None:
+    streams = RunStreams(valkey, "r")
+    for step in (9, 10, 9):  # as numbers, not as texts
+        await streams.advance_mark(step, b"[%d.0]" % step)
+    assert await valkey.hgetall("m:{r}:mark") == {b"step": b"10", b"opened": b"[10.0]"}
+
+
 async def test_a_trim_drops_what_is_below_and_keeps_the_id_named(valkey: Redis) -> None:
     streams = RunStreams(valkey, "r")
     await streams.append([entry(str(n)) for n in range(5)])

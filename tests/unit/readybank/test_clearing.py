@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,11 @@ OVER = e.TrimStreams("", "", step=STEPS, version=STEPS)
 """All versions but the newest, all batches but that of the mark, all fates."""
 
 
-def version(number: int) -> StreamEntry:
-    record = ev.PolicyVersionRecord(version=number, stage=ev.VERSION_STAGE_PUBLISHED)
-    return StreamEntry("versions", "versions", f"{number}/2", record.SerializeToString())
+def version(
+    number: int, stage: ev.VersionStage.ValueType = ev.VERSION_STAGE_PUBLISHED
+) -> StreamEntry:
+    record = ev.PolicyVersionRecord(version=number, stage=stage)
+    return StreamEntry("versions", "versions", f"{number}/{stage}", record.SerializeToString())
 
 
 def batch(step: int) -> StreamEntry:
@@ -45,7 +49,8 @@ async def recorded(streams: RunStreams) -> dict[str, list[str]]:
 async def clearing(valkey: Redis, folder: Path) -> Clearing:
     epoch = await next_epoch(valkey, "r", "readybank")
     streams = RunStreams(valkey, "r", role="readybank", epoch=epoch)
-    return Clearing(valkey, streams, History(folder), lambda group: True, epoch=epoch)
+    archive = partial(asyncio.to_thread, History(folder).append)
+    return Clearing(valkey, streams, archive, lambda group: True, epoch=epoch)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,18 @@ async def test_a_trim_goes_as_far_as_the_router_has_read(
     for name in STREAMS:
         kept = [m.id for m in [*History(tmp_path).read(name), *await streams.read_all(name)]]
         assert kept == ids[name]
-    assert await valkey.hlen(streams.key("seen", "batches")) == left["batches"]
+    for name in ("versions", "batches"):
+        assert await valkey.hlen(streams.key("seen", name)) == left[name]
+
+
+async def test_the_newest_version_of_each_stage_stays(valkey: Redis, tmp_path: Path) -> None:
+    """Replicas and the trainer go on from them, however old they are."""
+    streams = RunStreams(valkey, "r", role="router")
+    await streams.append([version(1), version(1, ev.VERSION_STAGE_DURABLE), version(STEPS)])
+    [_, durable, newest] = [m.id for m in await streams.read_all("versions")]
+    await streams.mark_read({"versions": newest})
+    await (await clearing(valkey, tmp_path)).trim(OVER)
+    assert [m.id for m in await streams.read_all("versions")] == [durable, newest]
 
 
 async def test_a_former_bank_trims_nothing_and_forgets_nothing(

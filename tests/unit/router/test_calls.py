@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from muster.errors import Unavailable
 from muster.types import EpisodeKey, SamplingParams
 from muster.v1 import common_pb2 as pb
 from muster.v1 import inference_pb2 as inf
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.clocks import Clocks
+from services.router.adapters.reach import reached
 from tests.unit.router.test_conversation import END, Letters
 
 KEY = EpisodeKey("r", "j-00000", 0, 0, 1)
@@ -53,3 +57,9 @@ async def test_a_call_lasts_as_long_as_the_steady_clock_says() -> None:
     told = await calls(Clocks(lambda: next(wall), lambda: next(steady))).generate(ASK)
     assert isinstance(told, e.Generated)
     assert (told.start_unix_s, told.end_unix_s) == (1000.0, 1002.0)
+
+
+def test_a_call_to_a_peer_that_is_not_announced_has_not_reached_it() -> None:
+    with pytest.raises(Unavailable) as caught:
+        calls()._channel("h0")
+    assert not reached(caught.value)

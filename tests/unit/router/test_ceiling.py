@@ -40,6 +40,11 @@ def test_after_the_pause_the_slate_is_clean() -> None:
     assert not ended(ceiling, [LOST], 131.0).paused(131.0)
 
 
+def test_what_was_launched_before_a_pause_does_not_lengthen_it() -> None:
+    ceiling = ended(InfraCeiling(0.5, 2, 30.0), [LOST, LOST], 100.0)
+    assert not ended(ceiling, [LOST, LOST], 120.0).paused(130.0)
+
+
 def broken(policy: JobPolicy | None = None) -> World:
     """A run whose boxes never start: every attempt fails."""
     world = World(groups_per_batch=2, lag_max=9, repairs_max=9, infra_pause_s=30.0)

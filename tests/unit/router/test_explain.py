@@ -70,6 +70,13 @@ def test_without_a_replica_the_inference_service_has_to_move() -> None:
     assert said(world)[0].next_command == "tail -n 20 logs/inference.log"
 
 
+def test_without_room_in_redis_redis_has_to_move() -> None:
+    world = World().start().feed(e.MemoryTold("Redis uses 101% of its high-water mark"), job())
+    [line] = said(world)
+    assert line.waits_for == "Redis uses 101% of its high-water mark"
+    assert (line.owner, line.next_command) == ("redis", "tail -n 20 logs/redis.log")
+
+
 def test_a_batch_that_lacks_groups_nobody_has_submitted_waits_for_a_client() -> None:
     """The job does not lead back to itself."""
     world = World(groups_per_batch=2).start().feed(job())

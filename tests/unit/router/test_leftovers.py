@@ -24,7 +24,8 @@ def released(told: e.SiblingRestored, boxes: e.BoxesFound, *, hosts: int = 2) ->
     """Of a router that takes over one sibling in that state."""
     world = World().on(e.Generate, silent).on(e.AcquireBox, silent)
     world.feed(job(size=1, max_turns=5), boxes)
-    world.feed(e.GroupRestored("j-00000", "j", 0, (told,))).start(hosts=hosts)
+    world.feed(e.GroupRestored("j-00000", "j", 0, (told,)))
+    world.start(hosts=hosts).wait(1.0)  # once, however much follows
     return [c.box for c in world.sent(e.ReleaseBox)]
 
 

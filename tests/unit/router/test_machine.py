@@ -348,12 +348,17 @@ def test_a_group_whose_opening_was_lost_with_its_router_is_opened_by_the_next() 
 
 
 def test_equal_events_give_equal_decisions_and_seeds_differ_per_attempt() -> None:
+    def lose_one(command: e.Exec) -> e.RouterEvent:
+        if command.episode.attempt or command.episode.sibling:
+            return stepped(command)
+        return e.StepFailed(command.episode, command.turn, "host away")
+
     one, two = World(), World()
     for world in (one, two):
-        world.start().feed(job(groups=2, size=3))
+        world.on(e.Exec, lose_one).start().feed(job(groups=2, size=3))
     assert msgspec.json.encode(one.log) == msgspec.json.encode(two.log)
     seeds = [c.sampling.seed for c in one.sent(e.Generate)]
-    assert len(set(seeds)) == len(seeds)
+    assert len(set(seeds)) == len(seeds) == 2 * 3 + 2
 
 
 def test_rules_travel_as_data() -> None:

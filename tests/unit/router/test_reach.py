@@ -7,6 +7,7 @@ import pytest
 from muster.errors import Exhausted, MusterError, NotFound, Refused, Unavailable
 from services.router.adapters.reach import DiedInFlight, loss_at_verdict, loss_of, twice
 from services.router.events import Loss
+from services.sandbox.adapters.callers import stops
 
 SOCKET = Unavailable("Exec on h0: UNAVAILABLE: Socket closed")
 NOBODY = Unavailable("Exec on h0: UNAVAILABLE: failed to connect to all addresses")
@@ -15,8 +16,8 @@ REFUSED = Unavailable(
     "ipv4:10.0.0.1:7: Failed to connect to remote host: connect: Connection refused (111)"
 )
 LATE = Unavailable("Exec on h0: DEADLINE_EXCEEDED: Deadline Exceeded")
-LEFT = Unavailable("h0 is no longer announced")
-STOPS = Unavailable("this sandbox host stops")
+LEFT = Unavailable("h0 is not there any more", field="address")
+STOPS = stops()
 UNKNOWN_BOX = NotFound("this host has no such box", field="box", value="b1")
 LOST_WITH_STEP = NotFound("the box is lost with the result of its step", field="box")
 

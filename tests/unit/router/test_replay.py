@@ -136,10 +136,11 @@ def test_a_box_lost_while_it_is_rebuilt_is_one_more_repair() -> None:
 
 
 def test_the_same_command_that_takes_two_hosts_with_it_is_the_models_failure() -> None:
-    world = played(Hosts(lambda c: KILLED if c.turn == 3 else None))
+    world = played(Hosts(lambda c: KILLED if c.turn == 3 else None), machines=3)
     assert [(x.outcome, x.cause) for x in labels(world)] == [
         (Outcome.MODEL_FAILURE, "command_kills_hosts")
     ]
+    assert len([c for c in world.sent(e.Exec) if c.turn == 3]) == 2  # no third host is risked
 
 
 def test_two_boxes_lost_before_the_command_reached_them_blame_nobody() -> None:

@@ -7,7 +7,7 @@ import pytest
 from muster.types import EpisodeState, Fate, Outcome, OutcomeLabel, StateInterval, StepLimit
 from services.router import events as e
 from tests.unit.router.test_machine import labels, silent
-from tests.unit.router.world import World, generated, job, stepped
+from tests.unit.router.world import World, generated, job, stepped, verdict
 
 DECODED = (
     StateInterval(EpisodeState.BOX_START, 0.0, 1.0),
@@ -78,6 +78,17 @@ def test_the_record_says_whether_the_box_had_kept_the_result(repeated: bool) -> 
     world.feed(stepped(world.sent(e.Exec)[0], repeated=repeated))
     (recorded,) = world.sent(e.RecordTurn)
     assert recorded.resumed is repeated
+
+
+def test_a_repeated_answer_within_one_router_resumes_nothing() -> None:
+    world = World().on(e.Exec, lambda c: stepped(c, repeated=True)).start().feed(job(size=1))
+    assert [c.resumed for c in world.sent(e.RecordTurn)] == [False]
+
+
+def test_an_attempt_began_when_the_former_router_began_it() -> None:
+    world = taken_over(record(intent=INTENT), max_turns=3)
+    world.feed(stepped(world.sent(e.Exec)[0])).feed(verdict(world.sent(e.Verify)[0]))
+    assert [c.started_unix_s for c in world.sent(e.RecordEpisode)] == [1.0]
 
 
 def test_an_intended_turn_is_recorded_with_the_time_it_took_before() -> None:

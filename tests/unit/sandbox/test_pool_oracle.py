@@ -70,7 +70,7 @@ class Books:
         if known is not None and epoch <= known[0]:
             return []
         self.newest[run] = (epoch, self.now)
-        due: list[p.Command] = [p.TellFormer(run)] if known else []
+        due: list[p.Command] = [p.TellFormer()] if known else []
         for item in [i for i in self.queue if i[1].run == run and i[1].owner_epoch < epoch]:
             self.queue.remove(item)
             due.append(p.RefuseTicket(item[0], True, "a newer owner epoch has spoken"))

@@ -1,0 +1,58 @@
+"""Patience with what is away: Redis, the bank, the folder of checkpoints.
+
+Owns: `patiently`. Promise: only Unavailable is tried again, so the call must be idempotent; nobody
+waits past the patience. Does not cover: a call that never ends (each has its deadline).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import TypeVar
+
+from muster import telemetry
+from muster.clock import monotonic
+from muster.errors import Unavailable
+
+T = TypeVar("T")
+_log = telemetry.logger("patience")
+
+
+async def patiently(
+    what: str,
+    call: Callable[[], Awaitable[T]],
+    *,
+    patience_s: float,
+    first_s: float = 0.2,
+    most_s: float = 5.0,
+    anew_s: float = inf,
+    field: str = "",
+    way_out: str = "start it again",
+) -> T:
+    """What `call` answers; waits `first_s` before the second try, then twice as long each time, at
+    most `most_s`. A call that lasted longer than `anew_s` was answered until then: the patience
+    begins anew.
+
+    Raises Unavailable, naming the setting `field`, when `what` has been away for `patience_s`;
+    `way_out` is for errors that know none.
+    """
+    gone, wait = monotonic(), first_s
+    while True:
+        asked = monotonic()
+        try:
+            return await call()
+        except Unavailable as error:
+            now = monotonic()
+            if now - asked > anew_s:
+                gone, wait = now, first_s
+            if now - gone + wait > patience_s:
+                raise Unavailable(
+                    f"{what} has been away for {now - gone:.0f} s ({error.problem})",
+                    field=field or error.field,
+                    value=patience_s if field else error.value,
+                    way_out=error.way_out or way_out,
+                ) from error
+            _log.warning("%s is away, trying again in %.1f s: %s", what, wait, error)
+        await asyncio.sleep(wait)
+        wait = min(2 * wait, most_s)
