@@ -41,12 +41,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def arguments(description: str) -> argparse.Namespace:
+def parser(description: str) -> argparse.ArgumentParser:
     """--quick and --json PATH|-."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="a short run that supports no claim")
-    parser.add_argument("--json", metavar="PATH", help="write the result there; - for stdout")
-    return parser.parse_args()
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="a short run that supports no claim")
+    made.add_argument("--json", metavar="PATH", help="write the result there; - for stdout")
+    return made
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Of a benchmark that takes no others."""
+    return parser(description).parse_args()
 
 
 def publish(result: dict[str, Any], to: str | None) -> None:

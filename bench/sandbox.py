@@ -1,124 +1,50 @@
 """How long boxes take, through gRPC, against a bare clone + overlay + exec of the same command.
 
-Both arms run in turns within each round, one at a time and many at once. Server and client share
-one process here, so a call's cost is that of both. Needs root.
+    python -m bench.sandbox [--quick] [--json PATH] [--rootfs TAR] [--swe-rex]
+
+The service runs in a process of its own, as in production, the client in this one. Both arms run in
+turns within each round, one box at a time and many at once. With --rootfs (a tarball of a root file
+system with bash) boxes from it stand beside containers of the Docker API from it; with --swe-rex
+SWE-ReX's local runtime does, installed by pip into an environment of its own. Needs root.
+bench/sandbox_table.py makes docs/results/sandbox.md of the JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench import _results
-from muster import codec, rpc
-from muster.archive import TaskFile, pack_files
+from bench import _bare, _results
+from bench._box_arm import Boxes, Times
+from bench._box_service import service
+from bench._docker_api import Containers, NoEngine, containers
 from muster.clock import monotonic
-from muster.types import EpisodeKey
-from muster.v1 import common_pb2
-from muster.v1 import sandbox_pb2 as pb
-from muster.v1.sandbox_pb2_grpc import SandboxServiceStub, add_SandboxServiceServicer_to_server
-from services.sandbox.adapters.native.backend import open_native
-from services.sandbox.config import SandboxConfig
-from services.sandbox.driver import SandboxHost
-from services.sandbox.server import SandboxServicer
 
-if TYPE_CHECKING:
-    from muster.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
-
-_WAIT_S = 120.0
-_BASH = "echo hello"
-_PYTHON = "python3 -c 'print(1)'"
-_VERIFY = "echo 1 > /tmp/reward.txt"
-# What is measured, and the command whose bare run stands against it.
-_CONTROLS = {"start": "true", "step_bash": _BASH, "step_python": _PYTHON, "verify": _VERIFY}
-_STEPS = ("step_bash", "step_python")  # these stand against a bare exec without a layer as well
-_OPERATIONS = (*_CONTROLS, "end")
-
-Times = dict[str, list[float]]
-
-
-def _task() -> common_pb2.TaskPackage:
-    texts = {
-        "instruction.md": "Nothing.",
-        "environment/Dockerfile": "FROM scratch\nWORKDIR /app\n",
-        "tests/test.sh": _VERIFY.replace("/tmp", "/logs/verifier"),
-    }
-    archive = pack_files({path: TaskFile(0o644, text.encode()) for path, text in texts.items()})
-    digest = hashlib.sha256(archive).hexdigest()
-    return common_pb2.TaskPackage(name="bench", digest=digest, archive=archive)
-
-
-class Boxes:
-    """The arm under test."""
-
-    def __init__(self, stub: SandboxServiceAsyncStub):
-        self._stub, self._task, self._count = stub, _task(), 0
-
-    async def batch(self, at_once: int, times: Times) -> None:
-        """`at_once` boxes through their whole life, all in the same operation at any time."""
-        episodes = []
-        for _ in range(at_once):
-            self._count += 1
-            episodes.append(codec.key_to_pb(EpisodeKey("bench", f"g-{self._count:05d}", 0, 0, 1)))
-        boxes: dict[str, str] = {}
-
-        async def start(episode: common_pb2.EpisodeKey) -> None:
-            asking = pb.AcquireBoxRequest(episode=episode, task=self._task)
-            boxes[episode.group] = (await self._stub.AcquireBox(asking, timeout=_WAIT_S)).box
-
-        def step(turn: int, command: str) -> Callable[[common_pb2.EpisodeKey], Awaitable[None]]:
-            async def run(episode: common_pb2.EpisodeKey) -> None:
-                asking = pb.ExecRequest(
-                    episode=episode,
-                    box=boxes[episode.group],
-                    turn=turn,
-                    command=command,
-                    timeout_s=60,
-                )
-                answer = await self._stub.Exec(asking, timeout=_WAIT_S)
-                if answer.exit_code or answer.limit != pb.STEP_LIMIT_NONE:
-                    raise SystemExit(f"{command}: {answer}")
-
-            return run
-
-        async def verify(episode: common_pb2.EpisodeKey) -> None:
-            asking = pb.VerifyRequest(episode=episode, box=boxes[episode.group])
-            answer = await self._stub.Verify(asking, timeout=_WAIT_S)
-            if answer.reward != 1.0:
-                raise SystemExit(f"verify: {answer}")
-
-        async def end(episode: common_pb2.EpisodeKey) -> None:
-            asking = pb.ReleaseBoxRequest(episode=episode, box=boxes[episode.group])
-            await self._stub.ReleaseBox(asking, timeout=_WAIT_S)
-
-        calls = (start, step(0, _BASH), step(1, _PYTHON), verify, end)
-        for name, call in zip(_OPERATIONS, calls, strict=True):
-            times[name] += await _all(call, episodes)
-
-
-async def _all(
-    call: Callable[[common_pb2.EpisodeKey], Awaitable[None]],
-    episodes: list[common_pb2.EpisodeKey],
-) -> list[float]:
-    """Milliseconds from the beginning of the batch to the end of each call."""
-    began, took = monotonic(), []
-
-    async def one(episode: common_pb2.EpisodeKey) -> None:
-        await call(episode)
-        took.append((monotonic() - began) * 1000)
-
-    async with asyncio.TaskGroup() as tasks:
-        for episode in episodes:
-            tasks.create_task(one(episode))
-    return took
+# What is measured, and what stands against it: the command and the layer of the bare run.
+CONTROLS = {
+    "start": ("true", "fresh"),
+    "fork": ("true", "fork"),
+    "warm": ("true", "fresh"),
+    "step_bash": (_bare.BASH, "fresh"),
+    "step_python": (_bare.PYTHON, "fresh"),
+    "kill": (_bare.TREE, "kill"),
+    "verify": (_bare.VERIFY, "fresh"),
+}
+STEPS = ("step_bash", "step_python")  # these stand against a bare exec without a layer as well
+OPERATIONS = (*CONTROLS, "release", "end")
+_IMAGE = "muster-bench/rootfs"
+_BESIDE = ("start", "step_bash", "end")
 
 
 class Bare:
@@ -140,10 +66,10 @@ class Bare:
 
     def batch(self, at_once: int, times: Times) -> None:
         """The commands of one batch of boxes, each in a fresh layer."""
-        for name, command in _CONTROLS.items():
-            times[name] += self._ask({"command": command, "at_once": at_once, "layer": True})
-        for name in _STEPS:
-            asked = {"command": _CONTROLS[name], "at_once": at_once, "layer": False}
+        for name, (command, layer) in CONTROLS.items():
+            times[name] += self._ask({"command": command, "at_once": at_once, "layer": layer})
+        for name in STEPS:
+            asked = {"command": CONTROLS[name][0], "at_once": at_once, "layer": "none"}
             times[f"exec_{name}"] += self._ask(asked)
 
     def _ask(self, request: dict[str, Any]) -> list[float]:
@@ -160,66 +86,117 @@ class Bare:
         self._process.wait(30)
 
 
-async def _measure(rounds: int, alone: int, at_once: int) -> dict[tuple[str, int], Times]:
-    """(arm, boxes at once) → operation → milliseconds."""
-    found: dict[tuple[str, int], Times] = defaultdict(lambda: defaultdict(list))
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
-        async with (
-            open_native(Path(folder) / "run") as backend,
-            SandboxHost(backend, SandboxConfig(boxes_max=at_once), "bench") as host,
-            rpc.serve(
-                "127.0.0.1:0", [(add_SandboxServiceServicer_to_server, SandboxServicer(host))]
-            ) as server,
-            rpc.channel(server.address) as channel,
-        ):
-            boxes, bare = Boxes(SandboxServiceStub(channel)), Bare()
-            await boxes.batch(1, defaultdict(list))  # imports and caches
-            await asyncio.to_thread(bare.batch, 1, defaultdict(list))
-            for _ in range(rounds):
-                for number in range(alone):
-                    arms = ("boxes", "bare") if number % 2 else ("bare", "boxes")
-                    for arm in arms:
-                        await _batch(boxes, bare, arm, 1, found)
-                for arm in ("boxes", "bare"):
-                    await _batch(boxes, bare, arm, at_once, found)
-            await asyncio.to_thread(bare.close)
+class Found:
+    """Everything measured: (arm, boxes at once) → operation → milliseconds."""
+
+    def __init__(self) -> None:
+        self.times: dict[tuple[str, int], Times] = defaultdict(lambda: defaultdict(list))
+        self.failed = self.started = 0
+        self.beside: dict[str, Times] = {}
+        self.not_beside: dict[str, str] = {}
+
+
+async def measure(asked: argparse.Namespace, rounds: int, alone: int, at_once: int) -> Found:
+    """Both arms, and what stands beside them."""
+    found = Found()
+    bases = {_IMAGE: str(asked.rootfs.resolve())} if asked.rootfs else {}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        # Twice: those in use, and those that stand ready.
+        channel = await stack.enter_async_context(service(folder, 2 * at_once + 8, bases))
+        boxes, bare = Boxes(channel), Bare()
+        await boxes.prepare()
+        await asyncio.to_thread(bare.batch, 1, defaultdict(list))
+        for _ in range(rounds):
+            for number in range(alone):
+                arms = ("boxes", "bare") if number % 2 else ("bare", "boxes")
+                for arm in arms:
+                    await _batch(boxes, bare, arm, 1, found)
+            for arm in ("boxes", "bare"):
+                await _batch(boxes, bare, arm, at_once, found)
+        await asyncio.to_thread(bare.close)
+        await _docker(boxes, asked.rootfs, rounds * 5, found)
+        found.failed, found.started = boxes.failed, boxes.started
+    await _swe_rex(asked.swe_rex, rounds * 5, found)
     return found
 
 
-async def _batch(
-    boxes: Boxes, bare: Bare, arm: str, at_once: int, found: dict[tuple[str, int], Times]
-) -> None:
+async def _batch(boxes: Boxes, bare: Bare, arm: str, at_once: int, found: Found) -> None:
+    times = found.times[arm, at_once]
     if arm == "boxes":
-        await boxes.batch(at_once, found[arm, at_once])
+        await boxes.batch(at_once, times)
     else:
-        await asyncio.to_thread(bare.batch, at_once, found[arm, at_once])
+        await asyncio.to_thread(bare.batch, at_once, times)
 
 
-def main() -> None:
-    asked = _results.arguments(__doc__ or "")
-    rounds, alone, at_once = (2, 15, 16) if asked.quick else (5, 100, 32)
+async def _docker(boxes: Boxes, rootfs: Path | None, rounds: int, found: Found) -> None:
+    """Boxes and containers of the same root file system, in turns."""
+    try:
+        async with containers(rootfs) as others:
+            ours: Times = defaultdict(list)
+            theirs: Times = defaultdict(list)
+            await _pair(boxes, others, defaultdict(list), defaultdict(list))  # caches
+            for _ in range(rounds):
+                await _pair(boxes, others, ours, theirs)
+            found.beside |= {"docker": theirs, "boxes_of_rootfs": ours}
+    except NoEngine as why:
+        found.not_beside["docker"] = str(why)
+
+
+async def _pair(boxes: Boxes, others: Containers, ours: Times, theirs: Times) -> None:
+    await others.batch(theirs)
+    await boxes.steps(_IMAGE, ours)
+
+
+async def _swe_rex(asked: bool, rounds: int, found: Found) -> None:
+    """In an environment made for it, which is gone afterwards."""
+    if not asked:
+        found.not_beside["swe_rex"] = "not asked for (--swe-rex)"
+        return
+    with tempfile.TemporaryDirectory(prefix="muster-swe-rex-") as folder:
+        python = f"{folder}/bin/python"
+        for command in (
+            [sys.executable, "-m", "venv", folder],
+            [python, "-m", "pip", "install", "-q", "swe-rex"],
+            [python, str(Path(__file__).with_name("_swe_rex.py")), str(rounds)],
+        ):
+            done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+            if done.returncode:
+                said = done.stderr.strip().splitlines() or ["without a word"]
+                found.not_beside["swe_rex"] = f"{' '.join(command[1:4])} failed: {said[-1]}"
+                return
+    found.beside["swe_rex"] = defaultdict(list, json.loads(done.stdout))
+
+
+def result_of(
+    found: Found, at_once: int, machine: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The result as bench/_results.py has it."""
     result: dict[str, Any] = {
         "name": "sandbox",
-        "machine": _results.machine(),
-        "settings": {
-            "quick": asked.quick,
-            "rounds": rounds,
-            "boxes_alone_per_round": alone,
-            "boxes_at_once": at_once,
-        },
-        "figures": {},
+        "machine": {**machine, "load_1m_after": round(os.getloadavg()[0], 2)},
+        "settings": {**settings, "service": "own process", "client": "one process, asyncio"},
+        "figures": {"boxes_started": found.started, "failed_starts": found.failed},
         "ratios": {},
+        "not_beside": found.not_beside,
     }
-    found = asyncio.run(_measure(rounds, alone, at_once))
     for load, name in ((1, "alone"), (at_once, "at_once")):
+        boxes, bare = found.times["boxes", load], found.times["bare", load]
+        result["figures"][f"warm_share_{name}"] = round(min(boxes["warm_share"]), 3)
         for q, label in ((0.5, "p50"), (0.99, "p99")):
-            _compare(found["boxes", load], found["bare", load], q, f"{name}_{label}", result)
-    _results.publish(result, asked.json)
+            _compare(boxes, bare, q, f"{name}_{label}", result)
+    for arm, times in found.beside.items():
+        for operation in _BESIDE:
+            name = f"{arm}_{operation}_p50_ms"
+            if times[operation]:
+                result["figures"][name] = round(_results.quantile(times[operation], 0.5), 3)
+    _beside(found, result)
+    return result
 
 
 def _compare(boxes: Times, bare: Times, q: float, label: str, result: dict[str, Any]) -> None:
     """Each operation's figure, those of its controls, and their ratios."""
-    for operation in _OPERATIONS:
+    for operation in OPERATIONS:
         ours = _results.quantile(boxes[operation], q)
         result["figures"][f"{operation}_{label}_ms"] = round(ours, 3)
         for control, prefix in ((operation, "bare"), (f"exec_{operation}", "bare_exec")):
@@ -227,6 +204,43 @@ def _compare(boxes: Times, bare: Times, q: float, label: str, result: dict[str, 
                 theirs = _results.quantile(bare[control], q)
                 result["figures"][f"{prefix}_{operation}_{label}_ms"] = round(theirs, 3)
                 result["ratios"][f"{operation}_over_{prefix}_{label}"] = round(ours / theirs, 3)
+
+
+def _beside(found: Found, result: dict[str, Any]) -> None:
+    """How many times as long the others take."""
+    pairs = {"docker": "boxes_of_rootfs", "swe_rex": "alone"}
+    for arm, ours in pairs.items():
+        if arm not in found.beside:
+            continue
+        for operation in ("start", "step_bash"):
+            own = found.beside.get(ours, found.times["boxes", 1])[operation]
+            theirs = _results.quantile(found.beside[arm][operation], 0.5)
+            ratio = theirs / _results.quantile(own, 0.5)
+            result["ratios"][f"{arm}_over_boxes_{operation}_p50"] = round(ratio, 3)
+
+
+def main() -> None:
+    parser = _results.parser(__doc__ or "")
+    parser.add_argument("--rootfs", type=Path, metavar="TAR", help="for the Docker API beside it")
+    parser.add_argument("--swe-rex", action="store_true", help="SWE-ReX beside it")
+    parser.add_argument("--at-once", type=int, metavar="N", help="boxes at once; usually 64 (16)")
+    asked = parser.parse_args()
+    rounds, alone, at_once = (2, 3, 16) if asked.quick else (5, 30, 64)
+    at_once = asked.at_once or at_once
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
+    began, machine = monotonic(), _results.machine()
+    found = asyncio.run(measure(asked, rounds, alone, at_once))
+    settings = {
+        "quick": asked.quick,
+        "rounds": rounds,
+        "boxes_alone_per_round": alone,
+        "boxes_at_once": at_once,
+        "seconds": round(monotonic() - began),
+    }
+    result = result_of(found, at_once, machine, settings)
+    _results.publish(result, asked.json)
+    for other, why in found.not_beside.items():
+        print(f"not beside it: {other}: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

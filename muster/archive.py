@@ -1,8 +1,8 @@
 """A task folder as one deterministic tar, and back, in memory.
 
-Owns: `pack` and `unpack`. Promise: the same files give the same bytes on every machine; only
-plain files travel; sizes are bounded before anything is read; unpacking writes nothing to disk.
-Does not cover: what the files mean (taskset.py).
+Owns: `pack` and `unpack`, and where a file of either format lies in the tar. Promise: the same
+files give the same bytes on every machine; only plain files travel; sizes are bounded before
+anything is read; unpacking writes nothing to disk. Does not cover: what files mean (task_read.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ ARCHIVE_BYTES_MAX = 2 << 20  # a job carries many; one message carries them all
 PATH_BYTES_MAX = 200
 
 _TRAVELS = ("instruction.md", "task.toml", "environment", "tests")
+BENCH = "task.yaml"  # what tells a folder of Terminal-Bench 1, and stands in its tar
+# Of such a folder, what judges it; all else but what is at home lies beside its Dockerfile.
+_BENCH_PLACES = {BENCH: BENCH, "tests": "tests", "run-tests.sh": "tests/run-tests.sh"}
+_AT_HOME = ("solution", "solution.sh", "solution.yaml", "wrong.sh")
 
 
 class TaskFile(Value, frozen=True):
@@ -36,15 +40,19 @@ def pack(folder: Path, *, with_solution: bool = False) -> bytes:
     """The task in `folder` as an uncompressed tar.
 
     What counts travels: instruction.md, task.toml, environment/, tests/; solution/ only when
-    asked, so that no box ever holds it. Raises InvalidInput for links, devices and oversize.
+    asked, so that no box ever holds it. A folder of Terminal-Bench 1 is laid out like that too:
+    run-tests.sh in tests/, and what is beside its Dockerfile in environment/. Raises InvalidInput
+    for links, devices and oversize.
     """
-    names = (*_TRAVELS, "solution") if with_solution else _TRAVELS
     files: dict[str, TaskFile] = {}
     total = 0
-    for name in names:
+    for name, place in _places(folder, with_solution):
         for path in _walk(folder, folder / name):
-            relative = path.relative_to(folder).as_posix()
-            files[relative] = file = _read(path, relative)
+            inner = path.relative_to(folder / name).as_posix()
+            packed = place if inner == "." else f"{place}/{inner}"
+            if packed in files:
+                raise _refusal("two files of the task are one", packed, "rename one of them")
+            files[packed] = file = _read(path, path.relative_to(folder).as_posix())
             total += len(file.data)
             if len(files) > FILES_MAX or total > ARCHIVE_BYTES_MAX:
                 raise _refusal(
@@ -54,6 +62,22 @@ def pack(folder: Path, *, with_solution: bool = False) -> bytes:
                     "let the Dockerfile make large files with RUN",
                 )
     return pack_files(files)
+
+
+def _places(folder: Path, with_solution: bool) -> list[tuple[str, str]]:
+    """Names in the folder, and where they lie in the tar."""
+    if not (folder / BENCH).exists():
+        return [(name, name) for name in (*_TRAVELS, *(("solution",) if with_solution else ()))]
+    if (folder / "task.toml").exists():
+        problem = f"a folder is of one format, and this one holds task.toml and {BENCH}"
+        raise _refusal(problem, folder, "remove one of them")
+    names = sorted(path.name for path in folder.iterdir() if path.name != ".git")
+    places = [
+        (name, _BENCH_PLACES.get(name, f"environment/{name}"))
+        for name in names
+        if name not in _AT_HOME
+    ]
+    return places + [(name, name) for name in _AT_HOME if with_solution and name in names]
 
 
 def pack_files(files: dict[str, TaskFile]) -> bytes:

@@ -1,12 +1,14 @@
 """Read the small part of a Dockerfile that a native box can follow.
 
 Owns: the grammar of FROM, WORKDIR, ENV, COPY, RUN and USER root. Promise: pure; what is read is
-meant as Docker means it, and anything else is refused by line, never skipped.
-Does not cover: running the steps (the sandbox does), building images (`FROM` is only recorded).
+meant as Docker means it; what only an image builder can do is told by its line (`unbuildable`),
+what no builder could read is refused, and nothing is skipped but what changes nothing in a box.
+Does not cover: running the steps (the sandbox does), what image `FROM` names (its bases).
 """
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import json
 import posixpath
@@ -19,12 +21,21 @@ import msgspec
 from muster.errors import InvalidInput
 from muster.types import Value
 
-SUPPORTED = "FROM (one stage), WORKDIR, ENV, COPY (from environment/), RUN and USER root"
+SUPPORTED = "FROM (one stage), WORKDIR, ENV, COPY (files beside it), RUN and USER root"
+FILE = "environment/Dockerfile"
 STEPS_MAX = 256
+# Of an image that is started, not of its files: in a box nothing starts but the agent's commands.
+INERT = ("EXPOSE", "LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "STOPSIGNAL")
+BUILDER_ONLY = ("ADD", "ARG", "HEALTHCHECK", "ONBUILD", "SHELL", "VOLUME")
 
+_SHOWN = 80
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _ENV_NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 _COPY_FLAG = re.compile(r"--(chmod|chown)=(\S+)\Z")
+_HERE = re.compile(r"(^|\s)<<-?[\"']?[A-Za-z_]")
+_ESCAPE = re.compile(r"#\s*escape\s*=", re.IGNORECASE)
+# They fetch from a network. `|| true` in the line says that it can do without.
+_INSTALLS = re.compile(r"\b(apt-get|apt|apk|dnf|yum)(\s+-\S+)*\s+(update|install|add|upgrade)\b")
 
 
 class SetWorkdir(Value, frozen=True, tag=True):
@@ -41,7 +52,7 @@ class SetEnv(Value, frozen=True, tag=True):
 
 
 class CopyFiles(Value, frozen=True, tag=True):
-    """Copy `src` (below environment/, may hold `*`) to the absolute `dst`; see `copied`."""
+    """Copy `src` (beside the Dockerfile, may hold `*`) to the absolute `dst`; see `copied`."""
 
     src: str
     dst: str  # a trailing "/" says: into this folder
@@ -58,32 +69,59 @@ BuildStep = SetWorkdir | SetEnv | CopyFiles | RunCommand
 
 
 class Recipe(Value, frozen=True):
-    """A whole Dockerfile: the image it names (not used) and its steps in order."""
+    """A whole Dockerfile: the image it names and its steps in order.
+
+    workdir: the last WORKDIR; `/` without one, as in Docker. unbuildable: "FILE line N: why (line)"
+    of the first line that only an image builder can follow; there are no steps then, and base and
+    workdir are what can be seen. inert: "line N: INSTRUCTION", those that change nothing in a box.
+    """
 
     base: str
     steps: tuple[BuildStep, ...]
-
-    @property
-    def workdir(self) -> str:
-        """The last WORKDIR; `/` without one, as in Docker."""
-        paths = [step.path for step in self.steps if isinstance(step, SetWorkdir)]
-        return paths[-1] if paths else "/"
+    workdir: str = "/"
+    unbuildable: str = ""
+    inert: tuple[str, ...] = ()
 
 
-def parse(text: str) -> Recipe:
-    """The recipe in `text`; InvalidInput names the line and what is supported."""
-    reader = _Reader()
-    for number, line in _logical_lines(text):
-        reader.read(number, line)
+class _Malformed(Exception):
+    """No builder could read this line."""
+
+
+class _BuilderOnly(Exception):
+    """This line is right, and a native box cannot follow it."""
+
+
+def parse(text: str, file: str = FILE) -> Recipe:
+    """The recipe in `text`; InvalidInput names the line of `file` that no builder could read."""
+    reader, inert = _Reader(), list[str]()
+    lines = _logical_lines(text)
+    for number, line in lines:
+        try:
+            if not reader.read(line):
+                inert.append(f"line {number}: {line.partition(' ')[0].upper()}")
+        except _BuilderOnly as only:
+            shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+            base, workdir = _seen(lines)
+            return Recipe(base, (), workdir, f"{file} line {number}: {only} ({shown})")
+        except _Malformed as bad:
+            raise InvalidInput(
+                str(bad),
+                field=f"{file} line {number}",
+                value=line[: _SHOWN * 2],
+                way_out=f"supported are {SUPPORTED}",
+            ) from None
     if not reader.base:
-        raise _refusal(1, "", "a Dockerfile starts with FROM")
-    return Recipe(reader.base, tuple(reader.steps))
+        way_out = f"supported are {SUPPORTED}"
+        raise InvalidInput(
+            "a Dockerfile starts with FROM", field=f"{file} line 1", value="", way_out=way_out
+        )
+    return Recipe(reader.base, tuple(reader.steps), reader.workdir, "", tuple(inert))
 
 
 def copied(step: CopyFiles, files: Collection[str]) -> list[tuple[str, str]]:
-    """Pairs (path below environment/, absolute target) that a COPY stands for, sorted.
+    """Pairs (path below the Dockerfile's folder, absolute target) that a COPY stands for, sorted.
 
-    `files` are the paths of all files below environment/. A folder's *content* is copied, as
+    `files` are the paths of all files below that folder. A folder's *content* is copied, as
     Docker does. InvalidInput when nothing matches.
     """
     pattern = posixpath.normpath(step.src.lstrip("/") or ".")
@@ -99,10 +137,10 @@ def copied(step: CopyFiles, files: Collection[str]) -> list[tuple[str, str]]:
             pairs += _globbed(pattern, path, step.dst)
     if not pairs:
         raise InvalidInput(
-            "COPY finds no such file below environment/",
+            "COPY finds no such file beside the Dockerfile",
             field="environment/Dockerfile",
             value=step.src,
-            way_out="add the file to the task's environment folder, or remove the line",
+            way_out="add it (tests and solutions never count), or remove the line",
         )
     return pairs
 
@@ -126,11 +164,15 @@ class _Reader:
     def __init__(self) -> None:
         self.base = ""
         self.steps: list[BuildStep] = []
-        self._workdir = "/"
+        self.workdir = "/"
         self._env: dict[str, str] = {}
 
-    def read(self, number: int, line: str) -> None:
+    def read(self, line: str) -> bool:
+        """Take the next instruction; False when it changes nothing in a box."""
+        if _ESCAPE.match(line):
+            raise _BuilderOnly("another escape character is not supported")
         word, _, rest = line.partition(" ")
+        word, rest = word.upper(), rest.strip()
         readers = {
             "FROM": self._from,
             "WORKDIR": self._set_workdir,
@@ -139,35 +181,44 @@ class _Reader:
             "RUN": self._run,
             "USER": self._user,
         }
-        reader = readers.get(word.upper())
-        if reader is None:
-            raise _refusal(number, line, f"{word.upper()} is not supported")
-        if not self.base and word.upper() != "FROM":
-            raise _refusal(number, line, "the first instruction has to be FROM")
-        if not rest.strip():
-            raise _refusal(number, line, f"{word.upper()} has no argument")
-        if word.upper() in ("RUN", "COPY") and re.search(r"(^|\s)<<-?[\"']?[A-Za-z_]", rest):
-            raise _refusal(number, line, "here-documents are not supported")
-        reader(number, rest.strip())
+        if word not in readers:
+            return self._other(word, (*readers, *BUILDER_ONLY, *INERT))
+        if not self.base and word != "FROM":
+            raise _Malformed("the first instruction has to be FROM")
+        if not rest:
+            raise _Malformed(f"{word} has no argument")
+        if word in ("RUN", "COPY") and _HERE.search(rest):
+            raise _BuilderOnly("here-documents are not supported")
+        readers[word](rest)
         if len(self.steps) > STEPS_MAX:
-            raise _refusal(number, line, f"more than {STEPS_MAX} steps")
+            raise _Malformed(f"more than {STEPS_MAX} steps")
+        return True
 
-    def _from(self, number: int, rest: str) -> None:
+    def _other(self, word: str, known: tuple[str, ...]) -> bool:
+        if word in BUILDER_ONLY:
+            raise _BuilderOnly(f"{word} is not supported")
+        if word not in INERT:
+            near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise _Malformed(f"{word} is no instruction of a Dockerfile{hint}")
+        return False
+
+    def _from(self, rest: str) -> None:
         words = rest.split()
         named = len(words) == 3 and words[1].upper() == "AS"
-        if self.base or words[0].startswith("--") or not (len(words) == 1 or named):
-            raise _refusal(number, rest, "only one plain FROM is supported")
+        if self.base or "$" in rest or words[0].startswith("--") or not (len(words) == 1 or named):
+            raise _BuilderOnly("only one plain FROM is supported")
         self.base = words[0]
 
-    def _set_workdir(self, number: int, rest: str) -> None:
-        self._workdir = self._absolute(_expand(number, rest.strip("\"'"), self._env))
-        self.steps.append(SetWorkdir(self._workdir))
+    def _set_workdir(self, rest: str) -> None:
+        self.workdir = self._absolute(_expand(rest.strip("\"'"), self._env))
+        self.steps.append(SetWorkdir(self.workdir))
 
-    def _set_env(self, number: int, rest: str) -> None:
+    def _set_env(self, rest: str) -> None:
         try:
             words = shlex.split(rest)
         except ValueError as error:
-            raise _refusal(number, rest, f"ENV cannot be read: {error}") from None
+            raise _Malformed(f"ENV cannot be read: {error}") from None
         if "=" not in words[0]:  # the old form: ENV NAME all the rest
             name, _, value = rest.partition(" ")
             words = [f"{name}={value.strip()}"]
@@ -175,17 +226,17 @@ class _Reader:
         for word in words:
             name, equals, value = word.partition("=")
             if not equals or not _ENV_NAME.match(name):
-                raise _refusal(number, rest, "ENV wants NAME=value")
-            self._env[name] = _expand(number, value, before)
+                raise _Malformed("ENV wants NAME=value")
+            self._env[name] = _expand(value, before)
             self.steps.append(SetEnv(name, self._env[name]))
 
-    def _copy(self, number: int, rest: str) -> None:
+    def _copy(self, rest: str) -> None:
         flags, rest = _split_flags(rest)
-        mode = _copy_mode(number, flags)
-        words = _json_words(number, rest) or rest.split()
+        mode = _copy_mode(flags)
+        words = _json_words(rest) or rest.split()
         if len(words) < 2:
-            raise _refusal(number, rest, "COPY wants a source and a destination")
-        *sources, target = (_expand(number, word, self._env) for word in words)
+            raise _Malformed("COPY wants a source and a destination")
+        *sources, target = (_expand(word, self._env) for word in words)
         dst = self._absolute(target)
         many = len(sources) > 1 or any("*" in source or "?" in source for source in sources)
         folders = {"/"} | {step.path for step in self.steps if isinstance(step, SetWorkdir)}
@@ -193,21 +244,37 @@ class _Reader:
             dst = dst.rstrip("/") + "/"
         for source in sources:
             if ".." in source.split("/"):
-                raise _refusal(number, rest, "COPY takes files below environment/ only")
+                raise _Malformed("COPY takes files beside the Dockerfile, or below, only")
             self.steps.append(CopyFiles(source, dst, mode))
 
-    def _run(self, number: int, rest: str) -> None:
+    def _run(self, rest: str) -> None:
         if rest.startswith("--"):
-            raise _refusal(number, rest, "RUN takes no flags here")
-        words = _json_words(number, rest)
+            raise _BuilderOnly("RUN takes no flags here")
+        if _INSTALLS.search(rest) and "|| true" not in rest:
+            raise _BuilderOnly("packages come from a network, which no box has")
+        words = _json_words(rest)
         self.steps.append(RunCommand(shlex.join(words) if words else rest))
 
-    def _user(self, number: int, rest: str) -> None:
+    def _user(self, rest: str) -> None:
         if rest not in ("root", "0", "root:root", "0:0"):
-            raise _refusal(number, rest, "a box has the user root only")
+            raise _BuilderOnly("a native box has the user root only")
 
     def _absolute(self, path: str) -> str:
-        return posixpath.normpath("/" + posixpath.join(self._workdir, path).lstrip("/"))
+        return posixpath.normpath("/" + posixpath.join(self.workdir, path).lstrip("/"))
+
+
+def _seen(lines: list[tuple[int, str]]) -> tuple[str, str]:
+    """Image and folder of the last stage, without what is only known while building."""
+    base, workdir = "", "/"
+    for _, line in lines:
+        words = [word for word in line.split() if not word.startswith("--")]
+        if len(words) < 2 or "$" in words[1]:
+            continue
+        if words[0].upper() == "FROM":
+            base, workdir = words[1], "/"
+        elif words[0].upper() == "WORKDIR":
+            workdir = posixpath.normpath(posixpath.join(workdir, words[1].strip("\"'")))
+    return base, workdir
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
@@ -216,8 +283,8 @@ def _logical_lines(text: str) -> list[tuple[int, str]]:
     held, start = "", 0
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
-        if re.match(r"#\s*escape\s*=", line, re.IGNORECASE):
-            raise _refusal(number, line, "another escape character is not supported")
+        if _ESCAPE.match(line):
+            lines.append((number, line))
         if line.startswith("#") or (not line and held):
             continue
         start = start if held else number
@@ -241,49 +308,40 @@ def _split_flags(rest: str) -> tuple[list[str], str]:
     return flags, rest
 
 
-def _copy_mode(number: int, flags: list[str]) -> int | None:
+def _copy_mode(flags: list[str]) -> int | None:
     mode = None
     for flag in flags:
         known = _COPY_FLAG.match(flag)
         if known is None:
-            raise _refusal(number, flag, "COPY takes only --chmod and --chown=root here")
+            raise _BuilderOnly("COPY takes only --chmod and --chown=root here")
         name, value = known.groups()
         if name == "chown" and value not in ("root", "0", "root:root", "0:0"):
-            raise _refusal(number, flag, "a box has the user root only")
+            raise _BuilderOnly("a native box has the user root only")
         if name == "chmod":
             if not re.match(r"0?[0-7]{3}\Z", value):
-                raise _refusal(number, flag, "--chmod wants three octal digits")
+                raise _BuilderOnly("--chmod wants three octal digits")
             mode = int(value, 8)
     return mode
 
 
-def _json_words(number: int, rest: str) -> list[str]:
+def _json_words(rest: str) -> list[str]:
     """The words of the JSON form; empty when `rest` is not in that form."""
     if not rest.startswith("["):
         return []
     try:
         return msgspec.convert(json.loads(rest), list[str])
     except ValueError:
-        raise _refusal(number, rest, "the list form wants JSON strings") from None
+        raise _Malformed("the list form wants JSON strings") from None
 
 
-def _expand(number: int, text: str, env: Mapping[str, str]) -> str:
+def _expand(text: str, env: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match.group(1) or match.group(2)
         if name not in env:
-            raise _refusal(number, text, f"${name} is not set by an earlier ENV")
+            raise _BuilderOnly(f"${name} is not set by an earlier ENV")
         return env[name]
 
     expanded = _VARIABLE.sub(value, text)
     if "$" in _VARIABLE.sub("", text):
-        raise _refusal(number, text, "only $NAME and ${NAME} can be expanded")
+        raise _BuilderOnly("only $NAME and ${NAME} can be expanded")
     return expanded
-
-
-def _refusal(number: int, line: str, problem: str) -> InvalidInput:
-    return InvalidInput(
-        problem,
-        field=f"environment/Dockerfile line {number}",
-        value=line[:120],
-        way_out=f"supported are {SUPPORTED}",
-    )

@@ -57,6 +57,7 @@ NAMES = frozenset(
         "trainer.commit",
         "trainer.record_published",
         "trainer.prune",
+        "sandbox.snapshot",
         "sandbox.start",
         "sandbox.exec",
         "sandbox.keep",

@@ -1,9 +1,10 @@
 """Who is there: services announce themselves in Redis and keep the entry alive.
 
 Promise: an entry that nobody refreshes is no longer listed after `ttl_s`, and is removed by the
-next that announces itself much later; a full server takes heartbeats all the same. Presence is
-liveness only; nothing here makes a write safe (epochs do). Does not cover: health of a listed
-service. A process that stands by is listed under kind `standby` as ROLE-…, without an address.
+next that announces itself much later; a full server takes heartbeats all the same. Of two processes
+of one id the one that came last counts: the other's heartbeats and its withdrawal change nothing.
+Presence is liveness only; nothing here makes a write safe (epochs do). Does not cover: health of a
+listed service. A process that stands by is listed under kind `standby` as ROLE-…, without address.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import builtins
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -29,14 +30,41 @@ from muster.types import Value
 
 _log = telemetry.logger("muster.registry")
 KINDS = ("router", "inference", "sandbox", "readybank", "trainer", "standby")
+Info = dict[str, str] | Callable[[], dict[str, str]]
 _FORGET = 100  # times `ttl_s`: no clock jumps that far and back
 
-# KEYS: registry. ARGV: field, entry. Without it the fleet would vanish while the server is full.
-_WRITE = RESERVE + 'return redis.call("HSET", KEYS[1], ARGV[1], ARGV[2])'
+# KEYS: registry. ARGV: field, entry, incarnation. Answers the incarnation that counts: its own, a
+# later one's, or, for 0, the next free one. What no release of ours can read is overwritten.
+# Allowed to write without memory: the fleet would vanish while the server is full.
+_WRITE = (
+    RESERVE
+    + """
+local known, mine = 0, tonumber(ARGV[3])
+local read, kept = pcall(cjson.decode, redis.call("HGET", KEYS[1], ARGV[1]) or "{}")
+if read and type(kept) == "table" then known = tonumber(kept.incarnation) or 0 end
+if mine == 0 then return known + 1 end
+if known <= mine then redis.call("HSET", KEYS[1], ARGV[1], ARGV[2]) end
+return math.max(known, mine)
+"""
+)
+# KEYS: registry. ARGV: field, incarnation.
+_WITHDRAW = (
+    RESERVE
+    + """
+local read, kept = pcall(cjson.decode, redis.call("HGET", KEYS[1], ARGV[1]) or "{}")
+if read and type(kept) == "table" and (tonumber(kept.incarnation) or 0) > tonumber(ARGV[2]) then
+  return 0
+end
+return redis.call("HDEL", KEYS[1], ARGV[1])
+"""
+)
 
 
 class Entry(Value, frozen=True):
-    """One announced service; `host` and `pid` say which process it is."""
+    """One announced service; `host` and `pid` say which process it is.
+
+    incarnation: grows with each process that announces itself under this kind and id.
+    """
 
     kind: str
     id: str
@@ -45,6 +73,7 @@ class Entry(Value, frozen=True):
     beat_unix_s: float = 0.0
     host: str = ""
     pid: int = 0
+    incarnation: int = 0
 
 
 class Registry:
@@ -64,17 +93,22 @@ class Registry:
         self._patience_s = patience_s
         self._beat_s, self._ttl_s = beat_s, ttl_s
         self._set = redis.register_script(_WRITE)
+        self._withdraw = redis.register_script(_WITHDRAW)
 
     @asynccontextmanager
     async def announce(
-        self, kind: str, id: str, address: str, info: dict[str, str] | None = None
+        self, kind: str, id: str, address: str, info: Info | None = None
     ) -> AsyncIterator[None]:
-        """Listed while the block runs; survives restarts of Redis. Raises Unavailable."""
-        entry = Entry(kind, id, address, info or {}, host=socket.gethostname(), pid=os.getpid())
-        await self._begin(entry)
+        """Listed while the block runs; survives restarts of Redis. Raises Unavailable.
+
+        info: what else to tell; a function is asked again at each heartbeat.
+        """
+        told = info if callable(info) else lambda: info or {}
+        entry = Entry(kind, id, address, told(), host=socket.gethostname(), pid=os.getpid())
+        entry = await self._begin(entry)
         try:
             async with asyncio.TaskGroup() as tasks:
-                beat = tasks.create_task(self._beat(entry), name=f"announce-{kind}-{id}")
+                beat = tasks.create_task(self._beat(entry, told), name=f"announce-{kind}-{id}")
                 try:
                     yield
                 finally:
@@ -83,42 +117,47 @@ class Registry:
             try:
                 # A courtesy: without it the entry is no longer listed after `ttl_s`.
                 async with asyncio.timeout(1.0):
-                    await self._redis.hdel(self._key, f"{kind}/{id}")
+                    await self._withdraw(keys=[self._key], args=[_name(entry), entry.incarnation])
             except (RedisError, TimeoutError) as error:
                 _log.warning("could not withdraw %s/%s: %s", kind, id, error)
 
-    async def _begin(self, entry: Entry) -> None:
+    async def _begin(self, entry: Entry) -> Entry:
         """Who starts while Redis is restarted has nothing to end for."""
         until = monotonic() + self._patience_s
         while True:
             try:
                 with reaching_redis():
                     await self._forget()
+                    number = int(await self._set(keys=[self._key], args=[_name(entry), "", 0]))
+                    entry = msgspec.structs.replace(entry, incarnation=number)
                     await self._write(entry)
-                return
+                return entry
             except Unavailable as error:
                 if monotonic() >= until:
                     raise
                 _log.warning("%s/%s is not announced yet: %s", entry.kind, entry.id, error)
             await asyncio.sleep(self._beat_s)
 
-    async def _beat(self, entry: Entry) -> None:
+    async def _beat(self, entry: Entry, told: Callable[[], dict[str, str]]) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
             try:
-                await self._write(entry)
+                if not await self._write(msgspec.structs.replace(entry, info=told())):
+                    _log.warning("%s is announced by a later process", _name(entry))
             except RedisError as error:
-                _log.warning("heartbeat of %s/%s failed: %s", entry.kind, entry.id, error)
+                _log.warning("heartbeat of %s failed: %s", _name(entry), error)
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write(self, entry: Entry) -> bool:
+        """False when a later process of this id has announced itself."""
         fresh = msgspec.structs.replace(entry, beat_unix_s=await self._now())
-        field = f"{entry.kind}/{entry.id}"
-        await self._set(keys=[self._key], args=[field, msgspec.json.encode(fresh)])
+        data = msgspec.json.encode(fresh)
+        args = (_name(entry), data, entry.incarnation)
+        return int(await self._set(keys=[self._key], args=args)) == entry.incarnation
 
     async def _forget(self) -> None:
         """Remove what killed processes left long ago."""
         oldest = await self._now() - _FORGET * self._ttl_s
-        old = [f"{e.kind}/{e.id}" for e in await self._all() if e.beat_unix_s < oldest]
+        old = [_name(e) for e in await self._all() if e.beat_unix_s < oldest]
         if old:
             await self._redis.hdel(self._key, *old)
 
@@ -138,6 +177,10 @@ class Registry:
         found = await self._redis.hgetall(self._key)
         read = (_entry(value) for value in found.values())
         return [entry for entry in read if entry is not None]
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.kind}/{entry.id}"
 
 
 def _entry(value: bytes | str) -> Entry | None:

@@ -33,6 +33,8 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.so_reuseport", 0),
+    # A service that comes back at its old address is found within seconds, not minutes.
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 _log = telemetry.logger("muster.rpc")
 

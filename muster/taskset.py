@@ -1,65 +1,62 @@
-"""Read task sets: Harbor folders (instruction.md, task.toml, environment/, tests/).
+"""Read task sets: folders in Harbor's format (instruction.md, task.toml, environment/, tests/) or
+in Terminal-Bench 1's (task.yaml, Dockerfile, run-tests.sh, tests/).
 
-Owns: what a task is once read, and every reason to refuse one. Promise: a folder and its archive
-read the same; a setting that could change the task's meaning is honoured or refused by name,
-never skipped; an instance is a function of (task, seed). Does not cover: building or judging
-(the sandbox does), the tar (archive.py), what parameters mean (instances.py).
+Owns: which folders are tasks, and their instances. Promise: a folder and its archive read the
+same; an instance is a function of (task, seed). Does not cover: what is in a task and why one is
+refused (task_read.py), the tar (archive.py), what parameters mean (instances.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from muster import instances, task_toml
-from muster.archive import TaskFile, pack, pack_files, unpack
-from muster.dockerfile import BuildStep, CopyFiles, Recipe, copied, parse
+from muster import instances, task_fields
+from muster.archive import BENCH, TaskFile, pack, pack_files, unpack
 from muster.errors import InvalidInput
+from muster.task_fields import Remark, TaskSettings
+from muster.task_read import (
+    Task,
+    checked_name,
+    environment_files,
+    recipe_of,
+    settings_of,
+    task_from_archive,
+)
 from muster.types import Value
 
 __all__ = [
+    "Examined",
     "Task",
     "TaskFile",
+    "environment_files",
+    "examine",
     "fill",
     "instantiate",
     "pack",
     "read_instances",
     "read_task",
     "read_task_set",
+    "solution_env",
     "task_folders",
     "task_from_archive",
     "unpack",
 ]
 
-INSTRUCTION_BYTES_MAX = 32 << 10
 TASKS_MAX = 4096
 INSTANCES_MAX = 1024  # of one submission; more groups than that take them in turn
 SUBMISSION_BYTES_MAX = 48 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z")
+_MARKS = ("task.toml", "instruction.md", "tests", BENCH, "run-tests.sh")
 
 
-class Task(Value, frozen=True):
-    """One task, ready to travel. Times in seconds; None leaves the choice to the configuration."""
+class Examined(Value, frozen=True):
+    """All there is to say of a task folder. task: None when there is anything to refuse."""
 
-    name: str
-    instruction: str
-    digest: str  # sha256 of `archive`, hexadecimal
-    archive: bytes
-    workdir: str
-    build: tuple[BuildStep, ...]
-    env: tuple[tuple[str, str], ...] = ()  # of the box, over the Dockerfile's
-    verifier_env: tuple[tuple[str, str], ...] = ()
-    agent_timeout_s: float | None = None
-    verifier_timeout_s: float = 600.0
-    success_threshold: float = 1.0
-    max_turns: int | None = None
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
-    split: str = "train"
+    task: Task | None
+    refusals: tuple[InvalidInput, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
 
 def task_folders(path: Path) -> list[Path]:
@@ -70,7 +67,7 @@ def task_folders(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         raise _set_refusal("there is no such folder", path)
-    if any((path / name).exists() for name in ("task.toml", "instruction.md", "tests")):
+    if any((path / name).exists() for name in _MARKS):
         return [path]
     folders = sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] not in "._")
     if not folders:
@@ -151,21 +148,20 @@ def instantiate(archive: bytes, *, name: str = "task", seed: int | None = None) 
     seed: None takes the first of the task's split.
     """
     files = unpack(archive)
-    settings = task_toml.parse(_text(files, "task.toml", INSTRUCTION_BYTES_MAX))
+    settings = _settings(files)
     name = settings.name or name
     if not settings.parameters:
         return task_from_archive(archive, name=name)
     seed = _seed(settings, seed)
     values = instances.draw(name, settings.parameters, seed)
     filled = {path: _filled(path, file, values) for path, file in files.items()}
-    return task_from_archive(pack_files(filled), name=f"{_checked_name(name)}@{seed}")
+    return task_from_archive(pack_files(filled), name=f"{checked_name(name)}@{seed}")
 
 
 def fill(folder: Path, path: str, seed: int | None = None) -> str:
     """The text of a file of a task folder as the instance of `seed` has it (UTF-8)."""
     text = (folder / path).read_text("utf-8")
-    toml = folder / "task.toml"
-    settings = task_toml.parse(toml.read_text("utf-8") if toml.is_file() else "")
+    settings = _settings(unpack(pack(folder)))
     if not settings.parameters:
         return text
     name = settings.name or folder.resolve().name
@@ -173,97 +169,47 @@ def fill(folder: Path, path: str, seed: int | None = None) -> str:
     return instances.render(text, values, path)
 
 
-def task_from_archive(archive: bytes, *, name: str = "task") -> Task:
-    """The task packed in `archive`, as it is. Pure.
-
-    name: used when its task.toml gives none, or when it is that name with `@SEED` after it.
-    """
-    files = unpack(archive)
-    if "tests/test.sh" not in files:
-        raise _refusal(
-            "the task has no tests/test.sh, so nothing could judge it",
-            "tests/test.sh",
-            "add tests/test.sh, which writes a number from 0 to 1 to /logs/verifier/reward.txt",
-        )
-    instruction = _text(files, "instruction.md", INSTRUCTION_BYTES_MAX).strip()
-    if not instruction:
-        way_out = "add instruction.md, which tells the agent what to do"
-        raise _refusal("the task has no instruction", "instruction.md", way_out)
-    settings = task_toml.parse(_text(files, "task.toml", INSTRUCTION_BYTES_MAX))
-    _check_filled(files, settings.parameters)
-    recipe = _recipe(files)
-    return Task(
-        name=_resolved_name(settings.name, name),
-        instruction=instruction,
-        digest=hashlib.sha256(archive).hexdigest(),
-        archive=archive,
-        workdir=settings.workdir or recipe.workdir,
-        build=recipe.steps,
-        env=settings.env,
-        verifier_env=settings.verifier_env,
-        agent_timeout_s=settings.agent_timeout_s,
-        verifier_timeout_s=settings.verifier_timeout_s,
-        success_threshold=settings.success_threshold,
-        max_turns=settings.max_turns,
-        memory_bytes=settings.memory_bytes,
-        disk_bytes=settings.disk_bytes,
-        split=settings.split,
-    )
-
-
-def environment_files(files: dict[str, TaskFile]) -> dict[str, TaskFile]:
-    """The files below environment/ by their path there: what COPY can see."""
-    prefix = "environment/"
-    return {path[len(prefix) :]: f for path, f in files.items() if path.startswith(prefix)}
-
-
-def _recipe(files: dict[str, TaskFile]) -> Recipe:
-    compose = ("environment/docker-compose.yaml", "environment/docker-compose.yml")
-    if found := [path for path in compose if path in files]:
-        way_out = "describe one container with environment/Dockerfile"
-        raise _refusal("tasks of several containers cannot be run", found[0], way_out)
-    if "environment/Dockerfile" not in files:
-        way_out = "add environment/Dockerfile (FROM, WORKDIR, COPY, RUN are enough)"
-        raise _refusal("the task has no environment/Dockerfile", "environment/Dockerfile", way_out)
-    recipe = parse(_text(files, "environment/Dockerfile", 1 << 16))
-    context = environment_files(files)
-    for step in recipe.steps:
-        if isinstance(step, CopyFiles):
-            copied(step, context)  # a missing file is told now, not in a box later
-    return recipe
-
-
-def _text(files: dict[str, TaskFile], path: str, limit: int) -> str:
-    data = files[path].data if path in files else b""
-    if len(data) > limit:
-        raise _refusal(f"{path} is over {limit} bytes", path, "make it shorter")
+def examine(folder: Path, *, seed: int | None = None) -> Examined:
+    """The task in `folder`, or all that is refused in it; and what is accepted without effect."""
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise _refusal(f"{path} is not UTF-8: {error.reason}", path, "save it as UTF-8") from None
+        files = unpack(pack(folder))
+        settings, found = settings_of(files)
+        box = found.attempt(lambda: _of_the_box(files, settings), list[Remark]())
+        remarks = [*found.remarks, *box]
+        if found.refusals:
+            return Examined(None, tuple(found.refusals), tuple(remarks))
+        return Examined(read_task(folder, seed=seed), (), tuple(remarks))
+    except InvalidInput as error:
+        return Examined(None, (error,))
 
 
-def _checked_name(name: str) -> str:
-    if not _NAME.match(name):
-        way_out = "use letters, digits, '.', '_' and '-', at most one '/': for example team/my-task"
-        raise InvalidInput(
-            "not usable as a task name", field="task.name", value=name, way_out=way_out
-        )
-    return name
+def solution_env(folder: Path) -> dict[str, str]:
+    """The variables that the task's own solution runs with."""
+    return dict(_settings(unpack(pack(folder))).solution_env)
 
 
-def _seed(settings: task_toml.TaskSettings, seed: int | None) -> int:
+def _of_the_box(files: Mapping[str, TaskFile], settings: TaskSettings) -> list[Remark]:
+    recipe = recipe_of(files, settings)
+    shown = "Dockerfile" if BENCH in files else "environment/Dockerfile"
+    nothing = "changes nothing: a box starts nothing of its image"
+    remarks = [Remark(f"{shown} {line}", nothing) for line in recipe.inert]
+    if settings.image and recipe.base != settings.image:
+        built = "the box is made from environment/Dockerfile, whose prebuilt image this is"
+        remarks.append(Remark("environment.docker_image", built))
+    return remarks
+
+
+def _settings(files: Mapping[str, TaskFile]) -> TaskSettings:
+    settings, found = settings_of(files)
+    if found.refusals:
+        raise found.refusals[0]
+    return settings
+
+
+def _seed(settings: TaskSettings, seed: int | None) -> int:
     if seed is not None:
         return seed
     return instances.EVAL_SEEDS if settings.split == "eval" else 0
-
-
-def _resolved_name(own: str, given: str) -> str:
-    """The task's own name, with the seed that the given one may carry."""
-    base, at, seed = given.partition("@")
-    if at and (own or base) == base and seed.isdecimal() and len(seed) <= 10:
-        return f"{_checked_name(base)}@{seed}"
-    return _checked_name(own or given)
 
 
 def _filled(path: str, file: TaskFile, values: Mapping[str, instances.Drawn]) -> TaskFile:
@@ -277,18 +223,9 @@ def _filled(path: str, file: TaskFile, values: Mapping[str, instances.Drawn]) ->
     return msgspec.structs.replace(file, data=instances.render(text, values, path).encode())
 
 
-def _check_filled(files: Mapping[str, TaskFile], parameters: Sequence[instances.Parameter]) -> None:
-    """A template must not reach an agent as if it were a task."""
-    for path, file in files.items():
-        text = file.data.decode("utf-8", "replace")
-        if path != "task.toml" and parameters and instances.mentions(text, parameters):
-            way_out = "make an instance of it: muster.taskset.instantiate(archive, seed=0)"
-            raise _refusal("a parameter of the task has no value yet", path, way_out)
-
-
 def _of_split(tasks: list[Task], split: str) -> list[Task]:
-    if split not in (*task_toml.SPLITS, "all"):
-        way_out = f"one of {', '.join(task_toml.SPLITS)}, all"
+    if split not in (*task_fields.SPLITS, "all"):
+        way_out = f"one of {', '.join(task_fields.SPLITS)}, all"
         raise InvalidInput("not a split", field="split", value=split, way_out=way_out)
     found = [task for task in tasks if split in (task.split, "all")]
     if not found:
@@ -316,7 +253,3 @@ def _first_seed(seed: int, split: str, rounds: int) -> int:
 def _set_refusal(problem: str, path: Path) -> InvalidInput:
     way_out = "name a task folder (instruction.md, task.toml, tests/test.sh) or a folder of those"
     return InvalidInput(problem, field="task_set", value=path, way_out=way_out)
-
-
-def _refusal(problem: str, path: str, way_out: str) -> InvalidInput:
-    return InvalidInput(problem, field="task", value=path, way_out=way_out)

@@ -188,10 +188,11 @@ class Waiting(Value, frozen=True):
 
 
 class Limits(Value, frozen=True):
-    """What a box may use; bytes, counts."""
+    """What a box may use; bytes, counts. cpus: processors at a time; 0 sets no limit."""
 
     memory_bytes: int = 256 << 20
     pids: int = 64
     disk_bytes: int = 32 << 20
     disk_inodes: int = 4096
     output_bytes: int = 4096  # kept per step: half head, half tail
+    cpus: float = 0.0

@@ -12,13 +12,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from muster.errors import Exhausted, Fenced, MusterError, Unavailable
+from muster.errors import Exhausted, Fenced, MusterError, NotFound, Unavailable
 from muster.replay import output_text
 from muster.types import EpisodeKey, Segment
 from services.inference.replica import STATE_FIELD
 from services.router import events as e
 from services.router.adapters.clocks import Clocks
-from services.router.adapters.reach import DiedInFlight, died, loss_of, reached
+from services.router.adapters.reach import Line, cut, loss_at_verdict, loss_of
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import Conversation
 from services.sandbox.ledger import StepRecord
@@ -35,6 +35,8 @@ Tell_ = Callable[[Any], None]
 _BOX_START_S = 60.0
 _SLACK_S = 15.0
 _CLAIM_S = 5.0
+_AWAY_S = 20.0  # router.host_away_s
+_PAUSE_S = 0.5
 
 
 class Calls:
@@ -174,33 +176,40 @@ class Calls:
                 return
             tell(e.BoxAcquired(command.episode, command.host, found, start, end()))
 
-        self.net.call(
-            self.router,
-            host,
-            "AcquireBox",
-            lambda respond: host.acquire(command.episode, command.fresh, respond),
-            heard,
-            _BOX_START_S,
-        )
-
-    def _twice(self, op: str, host: Host, serve: Serve, hear: Tell_, seconds: float) -> None:
-        """A keyed call, repeated once when its answer was lost, as reach.twice has it."""
+        def serve(respond: Tell_) -> None:
+            host.acquire(command.episode, command.fresh, respond)
 
         def first(found: Any) -> None:
-            if not isinstance(found, Unavailable):
-                hear(found)
-                return
+            """As reach.begun has it."""
+            if isinstance(found, Unavailable) and cut(found):
+                again = lambda: self._keyed(op, host, serve, heard, _BOX_START_S)  # noqa: E731
+                self.router.soon(_PAUSE_S, again)
+            else:
+                heard(found)
 
-            def second(again: Any) -> None:
-                if isinstance(again, Unavailable) and reached(found) and died(again):
-                    hear(DiedInFlight(f"{found}; then: {again}"))
+        op = "AcquireBox"
+        self.net.call(self.router, host, op, serve, first, _BOX_START_S)
+
+    def _keyed(
+        self, op: str, host: Host, serve: Serve, hear: Tell_, seconds: float, silent_max: int = 2
+    ) -> None:
+        """A keyed call, repeated as reach.keyed has it."""
+        line = Line(_AWAY_S, silent_max)
+
+        def heard(found: Any) -> None:
+            if isinstance(found, Unavailable):
+                if line.failed(found, self.router.world.now):
+                    self.router.soon(_PAUSE_S, ask)
                 else:
-                    hear(again)
+                    hear(line.verdict(found))
+                return
+            gone = isinstance(found, NotFound) and loss_of(found) is e.Loss.BOX_GONE
+            hear(line.verdict(found) if gone else found)
 
-            call = lambda: self.net.call(self.router, host, op, serve, second, seconds)  # noqa: E731
-            self.router.soon(0.2, call)
+        def ask() -> None:
+            self.net.call(self.router, host, op, serve, heard, seconds)
 
-        self.net.call(self.router, host, op, serve, first, seconds)
+        ask()
 
     def exec(self, command: e.Exec, tell: Tell) -> None:
         (start, end), host = self.clocks.start(), self._peer(command.host)
@@ -239,7 +248,7 @@ class Calls:
 
         call = (command.turn, command.command, seconds, command.after)
         at = (command.episode, command.box, *call)
-        self._twice(
+        self._keyed(
             "Exec",
             host,
             lambda respond: host.execute(*at, respond),
@@ -263,18 +272,18 @@ class Calls:
             if self._fenced(found):
                 return
             if isinstance(found, MusterError):
-                tell(e.VerifyFailed(command.episode, str(found), loss=loss_of(found)))
+                tell(e.VerifyFailed(command.episode, str(found), loss=loss_at_verdict(found)))
                 return
             verdict = (found.status, found.reward, found.detail)
             tell(e.VerdictGiven(command.episode, *verdict, start, end()))
 
-        self.net.call(
-            self.router,
-            host,
+        self._keyed(
             "Verify",
+            host,
             lambda respond: host.verify(command.episode, command.box, command.after, respond),
             heard,
             command.timeout_s + _SLACK_S,
+            1,
         )
 
     def _released(self, found: Any) -> None:
@@ -283,10 +292,9 @@ class Calls:
     def release(self, command: e.ReleaseBox) -> None:
         host = self._peer(command.host)
         assert isinstance(host, Host)
-        self.net.call(
-            self.router,
-            host,
+        self._keyed(
             "ReleaseBox",
+            host,
             lambda respond: host.release(command.episode, command.box, respond),
             self._released,
             10.0,

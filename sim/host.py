@@ -2,7 +2,8 @@
 
 Owns: the shell around both, as services/sandbox/driver.py has it. Promise: boxes exist when the
 pool says so; steps run when the ledger says so; a call that comes again meets the same box, step
-or verdict. Does not cover: decisions (services/sandbox/pool.py, ledger.py).
+or verdict; a service that was killed finds its boxes again, with their answers and running steps,
+or they died with it. Does not cover: decisions (services/sandbox/pool.py, ledger.py).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 
 from muster.errors import Fenced, MusterError, NotFound, Refused, Unavailable
 from muster.types import EpisodeKey, VerdictStatus
-from services.sandbox import pool as p
-from services.sandbox.box import Evidence
+from services.sandbox import checks
+from services.sandbox import events as p
+from services.sandbox.box import Evidence, KeptStep
 from services.sandbox.ledger import Decision, Ledger
+from services.sandbox.pool import Pool, PoolRules
 from services.sandbox.verdict import Verdict
 from sim.box import DumbBox
 from sim.led import Shared
@@ -22,7 +25,8 @@ from sim.models import Model
 from sim.net import Respond
 from sim.process import Process
 
-IDLE_S, ADOPT_S = 90.0, 30.0
+IDLE_S, ADOPT_S, ORPHAN_S = 90.0, 30.0, 30.0
+ANSWERS_KEPT = 16
 Caller = tuple[EpisodeKey, Respond]
 
 
@@ -45,6 +49,8 @@ class Held:
         self.stepping: list[Caller] = []
         self.verifying: list[Caller] = []
         self.running = self.judging = False
+        self.answers: list[KeptStep] = []  # what PID 1 keeps
+        self.under_way: tuple[int, str, float, Evidence] | None = None  # … and runs, till when
         self.untold: Verdict | None = None
         self.ending: list[Respond] = []
 
@@ -58,24 +64,53 @@ class Host(Process):
         self.boxes_ever: list[DumbBox] = []
         self.verdicts: dict[str, set[float]] = {}
         self.dead: set[str] = set()
+        self._left: dict[str, Held] = {}  # by the former service
+        self._left_at = 0.0
         self.boxes: dict[str, Held] = {}
         self.fenced_calls = 0
         self.on_run: Callable[[DumbBox, int], None] = lambda box, turn: None
 
     def boot(self) -> None:
-        rules = p.PoolRules(boxes_max=self.model.boxes_max, idle_s=IDLE_S, adopt_s=ADOPT_S)
-        self.pool = p.Pool(rules, prefix=f"{self.name}.{self.life}")
+        rules = PoolRules(boxes_max=self.model.boxes_max, idle_s=IDLE_S, adopt_s=ADOPT_S)
+        self.pool = Pool(rules, prefix=f"{self.name}.{self.life}")
         self.boxes = {}
         self._asks: dict[int, Ask] = {}
         self._attempts: dict[EpisodeKey, Ask] = {}
         self._tickets = 0
+        left, self._left = self._left, {}
+        for name, former in left.items():
+            if self.world.now - self._left_at < ORPHAN_S:
+                self._adopt(name, former)
+            else:
+                self.shared.truth.box_died(former.dumb, self.name)
         self.shared.announce(self)
         self.every(0.5, lambda: self.feed(p.Ticked()))
 
     def died(self) -> None:
-        for held in self.boxes.values():
-            self.shared.truth.box_died(held.dumb, self.name)
+        survive = self.world.rng("boxes survive").random() < self.model.boxes_survive
+        self._left_at = self.world.now
+        for name, held in self.boxes.items():
+            if survive and not held.dumb.dead and not held.ending:
+                self._left[name] = held
+            else:
+                self.shared.truth.box_died(held.dumb, self.name)
         self.boxes = {}
+
+    def _adopt(self, name: str, former: Held) -> None:
+        ask = Ask(former.ask.key)
+        ask.name = ask.answer = name
+        held = self.boxes[name] = Held(ask, former.dumb)
+        self._attempts[p.identity(ask.key)] = ask
+        under_way = held.under_way = former.under_way
+        held.answers = former.answers[-ANSWERS_KEPT:]
+        running = under_way[:2] if under_way else None
+        held.ledger.restore(held.answers, running, former.ledger.newest)
+        held.ledger.closed = former.ledger.closed
+        ask.touched = held.ledger.newest >= 0 or bool(held.ledger.closed)
+        self.feed(p.Adopted(name, ask.key))
+        if under_way is not None:
+            held.running = True
+            self.soon(under_way[2] - self.world.now, lambda: self._stepped(held, under_way[3]))
 
     @property
     def count(self) -> int:
@@ -148,12 +183,14 @@ class Host(Process):
             self.on_run(found.dumb, turn)
             self.shared.truth.acted[found.dumb.episode] += seconds
             evidence = Evidence(exit_code=code, wall_s=seconds, cpu_s=seconds, head=text)
+            found.under_way = (turn, command, self.world.now + seconds, evidence)
             self.soon(seconds, lambda: self._stepped(found, evidence))
 
     def _stepped(self, found: Held, evidence: Evidence | None) -> None:
         if not found.running:
             return
         waiting, found.stepping, found.running = found.stepping, [], False
+        ran, found.under_way = found.under_way, None
         result: Any
         if evidence is None or found.dumb.dead:
             found.ledger.lose("the result of a step was lost")
@@ -161,6 +198,8 @@ class Host(Process):
             self.feed(p.Released(found.dumb.name))
         else:
             result = (found.ledger.finish(evidence), False)
+            if ran is not None:
+                found.answers.append(KeptStep(ran[0], ran[1], evidence))
         for _, respond in waiting:
             respond(result)
 
@@ -234,7 +273,7 @@ class Host(Process):
             self.fenced_calls += isinstance(refusal, Fenced)
             return refusal
         found = self.boxes[box]
-        found.ask.touched = True
+        found.ask.touched, found.ask.key = True, key  # as its note has it
         return found
 
     # the pool
@@ -252,7 +291,7 @@ class Host(Process):
                 case p.RefuseTicket(ticket):
                     ask = self._asks.pop(ticket)
                     self._forget(ask)
-                    self._settle(ask, p.refused(command))
+                    self._settle(ask, checks.refused(command))
                 case p.EndBox(box, _):
                     self.soon(0.02, self._ender(box))
                 case p.TellFormer():

@@ -28,6 +28,7 @@ class Model(Value, frozen=True):
     train_s: float = 2.0
     publish_s: float = 0.2
     solved: float = 0.4
+    boxes_survive: float = 0.5  # of the deaths of a sandbox service: its boxes live on
     done: float = 0.35  # the model says DONE
     silly: float = 0.05  # the model says nothing that can be read
     dates: float = 0.1  # its command prints the time

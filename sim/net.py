@@ -137,9 +137,9 @@ class _Call:
         kill = self.net._take(Kind.KILL_BEFORE_SERVE, self.callee, self.op)
         if kill:
             self.callee.kill(kill.span_s)
-            self._answer(Unavailable(f"{self.callee.name} has gone"))
+            self._answer(Unavailable(f"{self.op}: UNAVAILABLE: {self.callee.name} has gone"))
             return
-        broken = Unavailable(f"{self.callee.name} has gone")
+        broken = Unavailable(f"{self.op}: UNAVAILABLE: {self.callee.name} has gone")
         over = self.callee.serving(lambda: self._answer(broken))
 
         def respond(result: Any) -> None:
@@ -154,7 +154,7 @@ class _Call:
         kill = net._take(Kind.KILL_AFTER_SERVE, self.callee, self.op)
         if kill:
             net.world.after(0.0, partial(self.callee.kill, kill.span_s))
-            result = Unavailable(f"{self.callee.name} has gone")
+            result = Unavailable(f"{self.op}: UNAVAILABLE: {self.callee.name} has gone")
         if net._take(Kind.LOST_REPLY, self.caller, self.op):
             return
         if net._take(Kind.LIE, self.caller, self.op):

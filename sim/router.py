@@ -41,7 +41,7 @@ class Router(Led):
         self.model, self._make, self._calls = model, machine, calls
         self.machine: RouterMachine | None = None
         self.acked: set[str] = set()  # ends of episodes that it was told are durable
-        self._claimed: set[str] = set()
+        self._claimed: set[tuple[str, int]] = set()  # (name, life)
         self._listed: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def died(self) -> None:
@@ -117,13 +117,14 @@ class Router(Led):
         self.at_store("poll", lambda: None, heard)
 
     def _claim(self, present: set[str]) -> None:
-        for name in sorted(present - self._claimed):
-            self.calls.claim(name, RUN, self.epoch, lambda ok, n=name: self._claims(ok, n))  # type: ignore[misc]
-        self._claimed &= present
+        processes = {(name, self.shared.processes[name].life) for name in present}
+        for one in sorted(processes - self._claimed):
+            self.calls.claim(one[0], RUN, self.epoch, lambda ok, o=one: self._claims(ok, o))  # type: ignore[misc]
+        self._claimed &= processes
 
-    def _claims(self, ok: bool, name: str) -> None:
+    def _claims(self, ok: bool, process: tuple[str, int]) -> None:
         if ok:
-            self._claimed.add(name)
+            self._claimed.add(process)
 
     def _follow(self) -> None:
         """What the bank and the trainer appended."""

@@ -18,6 +18,7 @@ import typer
 
 from muster.clean import clean
 from muster.cli.explain import app as explain_app
+from muster.cli.hosts import app as hosts_app
 from muster.cli.inspect import app as inspect_app
 from muster.errors import MusterError
 
@@ -241,7 +242,7 @@ def tasks_check(
     config: ConfigPath = None,
     as_json: Json = False,
 ) -> None:
-    """Run each task three times in boxes: nothing → 0, solution/wrong.sh → 0, solve.sh → 1."""
+    """Try each task in boxes: nothing → 0, wrong solution → 0, right one → 1; exit 1 if not."""
     from muster.cli.check import check as run
 
     raise typer.Exit(run(path, seeds=seeds, config_path=config, as_json=as_json))
@@ -251,6 +252,7 @@ def tasks_check(
 app.registered_commands += inspect_app.registered_commands
 app.registered_groups += inspect_app.registered_groups
 app.registered_commands += explain_app.registered_commands
+app.registered_commands += hosts_app.registered_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -20,6 +20,32 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _BoxSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BoxSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BoxSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BOX_SOURCE_UNSPECIFIED: _BoxSource.ValueType  # 0
+    BOX_SOURCE_COLD: _BoxSource.ValueType  # 1
+    """The task's set-up was run for it."""
+    BOX_SOURCE_FORK: _BoxSource.ValueType  # 2
+    """From the snapshot of a set-up that had run before."""
+    BOX_SOURCE_WARM: _BoxSource.ValueType  # 3
+    """It stood ready in the pool."""
+
+class BoxSource(_BoxSource, metaclass=_BoxSourceEnumTypeWrapper):
+    """How a box came to be."""
+
+BOX_SOURCE_UNSPECIFIED: BoxSource.ValueType  # 0
+BOX_SOURCE_COLD: BoxSource.ValueType  # 1
+"""The task's set-up was run for it."""
+BOX_SOURCE_FORK: BoxSource.ValueType  # 2
+"""From the snapshot of a set-up that had run before."""
+BOX_SOURCE_WARM: BoxSource.ValueType  # 3
+"""It stood ready in the pool."""
+Global___BoxSource: _TypeAlias = BoxSource  # noqa: Y015
+
 class _StepLimit:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -79,12 +105,15 @@ class BoxLimits(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _builtins.int
     DISK_INODES_FIELD_NUMBER: _builtins.int
     OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     pids: _builtins.int
     disk_bytes: _builtins.int
     disk_inodes: _builtins.int
     output_bytes: _builtins.int
     """Bytes of output kept per step: half head, half tail."""
+    cpus: _builtins.float
+    """Processors at a time; 0 sets no limit."""
     def __init__(
         self,
         *,
@@ -93,10 +122,11 @@ class BoxLimits(_message.Message):
         disk_bytes: _builtins.int = ...,
         disk_inodes: _builtins.int = ...,
         output_bytes: _builtins.int = ...,
+        cpus: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_bytes", b"disk_bytes", "disk_inodes", b"disk_inodes", "memory_bytes", b"memory_bytes", "output_bytes", b"output_bytes", "pids", b"pids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "disk_bytes", b"disk_bytes", "disk_inodes", b"disk_inodes", "memory_bytes", b"memory_bytes", "output_bytes", b"output_bytes", "pids", b"pids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,10 +245,15 @@ class AcquireBoxResponse(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     START_S_FIELD_NUMBER: _builtins.int
     WORKDIR_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     box: _builtins.str
     host: _builtins.str
     start_s: _builtins.float
     workdir: _builtins.str
+    source: Global___BoxSource.ValueType
+    waited_s: _builtins.float
+    """Seconds spent waiting for a place before the start began."""
     def __init__(
         self,
         *,
@@ -226,10 +261,12 @@ class AcquireBoxResponse(_message.Message):
         host: _builtins.str = ...,
         start_s: _builtins.float = ...,
         workdir: _builtins.str = ...,
+        source: Global___BoxSource.ValueType = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "host", b"host", "start_s", b"start_s", "workdir", b"workdir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "host", b"host", "source", b"source", "start_s", b"start_s", "waited_s", b"waited_s", "workdir", b"workdir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -448,3 +485,474 @@ class ReleaseBoxResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseBoxResponse: _TypeAlias = ReleaseBoxResponse  # noqa: Y015
+
+@_typing.final
+class ForkBoxRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    AFTER_TURN_FIELD_NUMBER: _builtins.int
+    INTO_FIELD_NUMBER: _builtins.int
+    box: _builtins.str
+    after_turn: _builtins.int
+    """As in ExecRequest."""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeKey: ...
+    @_builtins.property
+    def into(self) -> _common_pb2.EpisodeKey:
+        """The attempt that the new box is for; of the same run."""
+
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeKey | None = ...,
+        box: _builtins.str = ...,
+        after_turn: _builtins.int | None = ...,
+        into: _common_pb2.EpisodeKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "episode", b"episode", "into", b"into"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn", "after_turn", b"after_turn", "box", b"box", "episode", b"episode", "into", b"into"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__after_turn: _TypeAlias = _typing.Literal["after_turn"]  # noqa: Y015
+    _WhichOneofArgType__after_turn: _TypeAlias = _typing.Literal["_after_turn", b"_after_turn"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after_turn) -> _WhichOneofReturnType__after_turn | None: ...
+
+Global___ForkBoxRequest: _TypeAlias = ForkBoxRequest  # noqa: Y015
+
+@_typing.final
+class ForkBoxResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOX_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    box: _builtins.str
+    start_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        box: _builtins.str = ...,
+        start_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "start_s", b"start_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkBoxResponse: _TypeAlias = ForkBoxResponse  # noqa: Y015
+
+@_typing.final
+class CopyInRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    box: _builtins.str
+    folder: _builtins.str
+    """Absolute path of a folder; made if absent."""
+    archive: _builtins.bytes
+    """An uncompressed tar of plain files, folders and links that stay inside `folder`."""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeKey: ...
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeKey | None = ...,
+        box: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        archive: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "box", b"box", "episode", b"episode", "folder", b"folder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyInRequest: _TypeAlias = CopyInRequest  # noqa: Y015
+
+@_typing.final
+class CopyInResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    files: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        files: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyInResponse: _TypeAlias = CopyInResponse  # noqa: Y015
+
+@_typing.final
+class CopyOutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPISODE_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    box: _builtins.str
+    path: _builtins.str
+    """Absolute path of a file or folder."""
+    @_builtins.property
+    def episode(self) -> _common_pb2.EpisodeKey: ...
+    def __init__(
+        self,
+        *,
+        episode: _common_pb2.EpisodeKey | None = ...,
+        box: _builtins.str = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "episode", b"episode", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOutRequest: _TypeAlias = CopyOutRequest  # noqa: Y015
+
+@_typing.final
+class CopyOutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    archive: _builtins.bytes
+    """An uncompressed tar; paths begin with the last part of `path`."""
+    def __init__(
+        self,
+        *,
+        archive: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyOutResponse: _TypeAlias = CopyOutResponse  # noqa: Y015
+
+@_typing.final
+class GetHostStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHostStatusRequest: _TypeAlias = GetHostStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetHostStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    BOXES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    PROCESSORS_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    backend: _builtins.str
+    processors: _builtins.int
+    memory_total_bytes: _builtins.float
+    memory_available_bytes: _builtins.float
+    @_builtins.property
+    def capacity(self) -> Global___HostCapacity: ...
+    @_builtins.property
+    def boxes(self) -> Global___HostBoxes: ...
+    @_builtins.property
+    def counts(self) -> Global___HostCounts: ...
+    @_builtins.property
+    def load(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """1, 5 and 15 minutes, as the kernel tells them, and its processors."""
+
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        backend: _builtins.str = ...,
+        capacity: Global___HostCapacity | None = ...,
+        boxes: Global___HostBoxes | None = ...,
+        counts: Global___HostCounts | None = ...,
+        load: _abc.Iterable[_builtins.float] | None = ...,
+        processors: _builtins.int = ...,
+        memory_total_bytes: _builtins.float = ...,
+        memory_available_bytes: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "capacity", b"capacity", "counts", b"counts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "boxes", b"boxes", "capacity", b"capacity", "counts", b"counts", "host", b"host", "load", b"load", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "processors", b"processors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHostStatusResponse: _TypeAlias = GetHostStatusResponse  # noqa: Y015
+
+@_typing.final
+class HostCapacity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOXES_MAX_FIELD_NUMBER: _builtins.int
+    STARTING_MAX_FIELD_NUMBER: _builtins.int
+    WARM_MAX_FIELD_NUMBER: _builtins.int
+    boxes_max: _builtins.int
+    starting_max: _builtins.int
+    warm_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        boxes_max: _builtins.int = ...,
+        starting_max: _builtins.int = ...,
+        warm_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes_max", b"boxes_max", "starting_max", b"starting_max", "warm_max", b"warm_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostCapacity: _TypeAlias = HostCapacity  # noqa: Y015
+
+@_typing.final
+class HostBoxes(_message.Message):
+    """Boxes by what they are doing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IN_USE_FIELD_NUMBER: _builtins.int
+    STARTING_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    SNAPSHOTS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_BYTES_FIELD_NUMBER: _builtins.int
+    in_use: _builtins.int
+    starting: _builtins.int
+    warm: _builtins.int
+    ending: _builtins.int
+    waiting: _builtins.int
+    """Callers that wait for a place."""
+    snapshots: _builtins.int
+    snapshot_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        in_use: _builtins.int = ...,
+        starting: _builtins.int = ...,
+        warm: _builtins.int = ...,
+        ending: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        snapshots: _builtins.int = ...,
+        snapshot_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "in_use", b"in_use", "snapshot_bytes", b"snapshot_bytes", "snapshots", b"snapshots", "starting", b"starting", "waiting", b"waiting", "warm", b"warm"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostBoxes: _TypeAlias = HostBoxes  # noqa: Y015
+
+@_typing.final
+class HostCounts(_message.Message):
+    """Since the service began."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AcquiredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class SecondsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Quantiles: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Quantiles | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ACQUIRED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
+    WARM_DEAD_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    verified: _builtins.int
+    released: _builtins.int
+    adopted: _builtins.int
+    warm_dead: _builtins.int
+    """Warm boxes that were found dead when they were to be handed over."""
+    @_builtins.property
+    def acquired(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By BoxSource name: COLD, FORK, WARM."""
+
+    @_builtins.property
+    def failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By cause."""
+
+    @_builtins.property
+    def seconds(self) -> _containers.MessageMap[_builtins.str, Global___Quantiles]:
+        """Seconds, of the newest ones: by kind (start, step, fork, wait, verify, end)."""
+
+    def __init__(
+        self,
+        *,
+        acquired: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        steps: _builtins.int = ...,
+        verified: _builtins.int = ...,
+        released: _builtins.int = ...,
+        adopted: _builtins.int = ...,
+        warm_dead: _builtins.int = ...,
+        failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        seconds: _abc.Mapping[_builtins.str, Global___Quantiles] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "adopted", b"adopted", "failures", b"failures", "released", b"released", "seconds", b"seconds", "steps", b"steps", "verified", b"verified", "warm_dead", b"warm_dead"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostCounts: _TypeAlias = HostCounts  # noqa: Y015
+
+@_typing.final
+class Quantiles(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    P50_FIELD_NUMBER: _builtins.int
+    P90_FIELD_NUMBER: _builtins.int
+    P99_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    p50: _builtins.float
+    p90: _builtins.float
+    p99: _builtins.float
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        p50: _builtins.float = ...,
+        p90: _builtins.float = ...,
+        p99: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "p50", b"p50", "p90", b"p90", "p99", b"p99"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quantiles: _TypeAlias = Quantiles  # noqa: Y015
+
+@_typing.final
+class SetCapacityRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BOXES_MAX_FIELD_NUMBER: _builtins.int
+    WARM_MAX_FIELD_NUMBER: _builtins.int
+    boxes_max: _builtins.int
+    """0 leaves it as it is."""
+    warm_max: _builtins.int
+    """Negative leaves it as it is."""
+    def __init__(
+        self,
+        *,
+        boxes_max: _builtins.int = ...,
+        warm_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes_max", b"boxes_max", "warm_max", b"warm_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCapacityRequest: _TypeAlias = SetCapacityRequest  # noqa: Y015
+
+@_typing.final
+class SetCapacityResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAPACITY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def capacity(self) -> Global___HostCapacity: ...
+    def __init__(
+        self,
+        *,
+        capacity: Global___HostCapacity | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetCapacityResponse: _TypeAlias = SetCapacityResponse  # noqa: Y015

@@ -60,6 +60,31 @@ class SandboxServiceStub:
                 request_serializer=muster_dot_v1_dot_sandbox__pb2.ReleaseBoxRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_sandbox__pb2.ReleaseBoxResponse.FromString,
                 _registered_method=True)
+        self.ForkBox = channel.unary_unary(
+                '/muster.v1.SandboxService/ForkBox',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.ForkBoxRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.ForkBoxResponse.FromString,
+                _registered_method=True)
+        self.CopyIn = channel.unary_unary(
+                '/muster.v1.SandboxService/CopyIn',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.CopyInRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.CopyInResponse.FromString,
+                _registered_method=True)
+        self.CopyOut = channel.unary_unary(
+                '/muster.v1.SandboxService/CopyOut',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.CopyOutRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.CopyOutResponse.FromString,
+                _registered_method=True)
+        self.GetHostStatus = channel.unary_unary(
+                '/muster.v1.SandboxService/GetHostStatus',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.GetHostStatusRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.GetHostStatusResponse.FromString,
+                _registered_method=True)
+        self.SetCapacity = channel.unary_unary(
+                '/muster.v1.SandboxService/SetCapacity',
+                request_serializer=muster_dot_v1_dot_sandbox__pb2.SetCapacityRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_sandbox__pb2.SetCapacityResponse.FromString,
+                _registered_method=True)
 
 
 class SandboxServiceServicer:
@@ -101,6 +126,42 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForkBox(self, request, context):
+        """A second box that goes on from what the files of a living one are now: files, folder and
+        exported variables; its processes stay with the first. Not while a step runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyIn(self, request, context):
+        """Writes the plain files and folders of a tar archive into a box.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyOut(self, request, context):
+        """A file or folder of a box as a tar archive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHostStatus(self, request, context):
+        """What this host has, and what it does now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetCapacity(self, request, context):
+        """Change how many boxes this host may have; lowering it ends no box in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SandboxServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +189,31 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ReleaseBox,
                     request_deserializer=muster_dot_v1_dot_sandbox__pb2.ReleaseBoxRequest.FromString,
                     response_serializer=muster_dot_v1_dot_sandbox__pb2.ReleaseBoxResponse.SerializeToString,
+            ),
+            'ForkBox': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkBox,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.ForkBoxRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.ForkBoxResponse.SerializeToString,
+            ),
+            'CopyIn': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyIn,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.CopyInRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.CopyInResponse.SerializeToString,
+            ),
+            'CopyOut': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyOut,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.CopyOutRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.CopyOutResponse.SerializeToString,
+            ),
+            'GetHostStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHostStatus,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.GetHostStatusRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.GetHostStatusResponse.SerializeToString,
+            ),
+            'SetCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCapacity,
+                    request_deserializer=muster_dot_v1_dot_sandbox__pb2.SetCapacityRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_sandbox__pb2.SetCapacityResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +352,141 @@ class SandboxService:
             '/muster.v1.SandboxService/ReleaseBox',
             muster_dot_v1_dot_sandbox__pb2.ReleaseBoxRequest.SerializeToString,
             muster_dot_v1_dot_sandbox__pb2.ReleaseBoxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkBox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/ForkBox',
+            muster_dot_v1_dot_sandbox__pb2.ForkBoxRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.ForkBoxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyIn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/CopyIn',
+            muster_dot_v1_dot_sandbox__pb2.CopyInRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.CopyInResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/CopyOut',
+            muster_dot_v1_dot_sandbox__pb2.CopyOutRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.CopyOutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHostStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/GetHostStatus',
+            muster_dot_v1_dot_sandbox__pb2.GetHostStatusRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.GetHostStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.SandboxService/SetCapacity',
+            muster_dot_v1_dot_sandbox__pb2.SetCapacityRequest.SerializeToString,
+            muster_dot_v1_dot_sandbox__pb2.SetCapacityResponse.FromString,
             options,
             channel_credentials,
             insecure,

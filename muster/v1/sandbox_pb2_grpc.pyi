@@ -44,6 +44,18 @@ class SandboxServiceStub:
     Verify: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyRequest, _sandbox_pb2.VerifyResponse]
     """Ends every agent process, seals the files, and judges them in a second box."""
     ReleaseBox: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseBoxRequest, _sandbox_pb2.ReleaseBoxResponse]
+    ForkBox: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ForkBoxRequest, _sandbox_pb2.ForkBoxResponse]
+    """A second box that goes on from what the files of a living one are now: files, folder and
+    exported variables; its processes stay with the first. Not while a step runs.
+    """
+    CopyIn: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.CopyInRequest, _sandbox_pb2.CopyInResponse]
+    """Writes the plain files and folders of a tar archive into a box."""
+    CopyOut: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.CopyOutRequest, _sandbox_pb2.CopyOutResponse]
+    """A file or folder of a box as a tar archive."""
+    GetHostStatus: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.GetHostStatusRequest, _sandbox_pb2.GetHostStatusResponse]
+    """What this host has, and what it does now."""
+    SetCapacity: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.SetCapacityRequest, _sandbox_pb2.SetCapacityResponse]
+    """Change how many boxes this host may have; lowering it ends no box in use."""
 
 @_typing.type_check_only
 class SandboxServiceAsyncStub(SandboxServiceStub):
@@ -61,6 +73,18 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     Verify: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.VerifyRequest, _sandbox_pb2.VerifyResponse]  # type: ignore[assignment]
     """Ends every agent process, seals the files, and judges them in a second box."""
     ReleaseBox: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseBoxRequest, _sandbox_pb2.ReleaseBoxResponse]  # type: ignore[assignment]
+    ForkBox: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ForkBoxRequest, _sandbox_pb2.ForkBoxResponse]  # type: ignore[assignment]
+    """A second box that goes on from what the files of a living one are now: files, folder and
+    exported variables; its processes stay with the first. Not while a step runs.
+    """
+    CopyIn: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.CopyInRequest, _sandbox_pb2.CopyInResponse]  # type: ignore[assignment]
+    """Writes the plain files and folders of a tar archive into a box."""
+    CopyOut: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.CopyOutRequest, _sandbox_pb2.CopyOutResponse]  # type: ignore[assignment]
+    """A file or folder of a box as a tar archive."""
+    GetHostStatus: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.GetHostStatusRequest, _sandbox_pb2.GetHostStatusResponse]  # type: ignore[assignment]
+    """What this host has, and what it does now."""
+    SetCapacity: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.SetCapacityRequest, _sandbox_pb2.SetCapacityResponse]  # type: ignore[assignment]
+    """Change how many boxes this host may have; lowering it ends no box in use."""
 
 class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     """Boxes on one host."""
@@ -105,5 +129,47 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ReleaseBoxRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.ReleaseBoxResponse, _abc.Awaitable[_sandbox_pb2.ReleaseBoxResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ForkBox(
+        self,
+        request: _sandbox_pb2.ForkBoxRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ForkBoxResponse, _abc.Awaitable[_sandbox_pb2.ForkBoxResponse]]:
+        """A second box that goes on from what the files of a living one are now: files, folder and
+        exported variables; its processes stay with the first. Not while a step runs.
+        """
+
+    @_abc_1.abstractmethod
+    def CopyIn(
+        self,
+        request: _sandbox_pb2.CopyInRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.CopyInResponse, _abc.Awaitable[_sandbox_pb2.CopyInResponse]]:
+        """Writes the plain files and folders of a tar archive into a box."""
+
+    @_abc_1.abstractmethod
+    def CopyOut(
+        self,
+        request: _sandbox_pb2.CopyOutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.CopyOutResponse, _abc.Awaitable[_sandbox_pb2.CopyOutResponse]]:
+        """A file or folder of a box as a tar archive."""
+
+    @_abc_1.abstractmethod
+    def GetHostStatus(
+        self,
+        request: _sandbox_pb2.GetHostStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.GetHostStatusResponse, _abc.Awaitable[_sandbox_pb2.GetHostStatusResponse]]:
+        """What this host has, and what it does now."""
+
+    @_abc_1.abstractmethod
+    def SetCapacity(
+        self,
+        request: _sandbox_pb2.SetCapacityRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.SetCapacityResponse, _abc.Awaitable[_sandbox_pb2.SetCapacityResponse]]:
+        """Change how many boxes this host may have; lowering it ends no box in use."""
 
 def add_SandboxServiceServicer_to_server(servicer: SandboxServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

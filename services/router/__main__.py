@@ -80,6 +80,7 @@ async def _lead(
         durable.task_archive,
         box_start_timeout_s=section.box_start_timeout_s,
         verify_queue_s=section.verify_queue_s,
+        host_away_s=section.host_away_s,
     )
     driver = RouterDriver(
         machine,

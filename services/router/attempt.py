@@ -88,7 +88,7 @@ class Attempt(ABC):
 
     def start(self, fleet: Fleet, now: float) -> Commands:
         """Ask a host for a box; wait when there is none."""
-        self.host = fleet.pick_host(now, avoid=self._lost_host)
+        self.host = fleet.pick_host(now, avoid=self._lost_host, builds=self.task.builds)
         if not self.host:
             self._wake_at = now + self.rules.retry_after_s
             return []

@@ -29,6 +29,7 @@ class TaskInfo(Value, frozen=True):
     max_turns: int = 0  # 0: the router's own limit
     episode_timeout_s: float = 0.0  # 0: the router's own limit
     verify_timeout_s: float = 60.0
+    builds: bool = False  # its box can be made only where whole Dockerfiles are built
 
 
 class JobSpec(Value, frozen=True):
@@ -51,10 +52,11 @@ class Replica(Value, frozen=True):
 
 
 class Host(Value, frozen=True):
-    """A live sandbox host."""
+    """A live sandbox host. builds: it builds whole Dockerfiles."""
 
     id: str
     address: str
+    builds: bool = False
 
 
 class Living(Value, frozen=True):

@@ -54,6 +54,9 @@ class RouterConfig(Section):
     """Longest wait of an episode for a replica."""
     box_start_timeout_s: float = Field(60.0, gt=0)
     """Deadline of one request for a box."""
+    host_away_s: float = Field(20.0, ge=0, le=600)
+    """How long a sandbox host may be away before its boxes count as lost: its service may come
+    back with them. At most the hosts' sandbox.orphan_s."""
     verify_queue_s: float = Field(600.0, ge=0)
     """How long a verification may wait for one of its host's places before its own time runs."""
     infra_ceiling: float = Field(0.5, gt=0, le=1)
@@ -73,6 +76,8 @@ class RouterConfig(Section):
     """Bytes that a box may write; 0: what its task asks for, else the host's usual."""
     box_disk_inodes: int = Field(4096, ge=64)
     """Files that a box may create."""
+    box_cpus: float = Field(0.0, ge=0, le=1024)
+    """Processors that a box may use at a time; 0: what its task asks for, else the host's usual."""
     box_output_bytes: int = Field(2048, ge=128)
     """Output kept per step, half head and half tail."""
     groups_max: int = Field(100_000, ge=1, le=10_000_000)
@@ -114,5 +119,6 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
             disk_bytes=section.box_disk_bytes,
             disk_inodes=section.box_disk_inodes,
             output_bytes=section.box_output_bytes,
+            cpus=section.box_cpus,
         ),
     )

@@ -20,10 +20,12 @@ from muster.driver import MachineDriver
 from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
 from muster.journal import Journal
 from muster.patience import patiently
+from muster.redis_link import reaching_redis
 from muster.registry import Entry, Registry
 from muster.tasks import end
 from muster.taskset import Task
 from muster.types import EpisodeKey, JobPolicy, SamplingParams, Waiting
+from services.router import builders
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.durable import Durable, task_info
@@ -59,7 +61,7 @@ class RouterDriver:
         self._machine, self._calls, self._durable = machine, calls, durable
         self._registry, self._section = registry, section
         self._watchers: set[asyncio.Event] = set()
-        self._claimed: set[str] = set()  # replicas and hosts that know this owner's epoch
+        self._claimed: set[tuple[str, str, int]] = set()  # processes that know this owner's epoch
         self._traces: dict[str, str] = {}  # job or group id → traceparent of what began it
         self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
             machine, self._execute, journal, after=self._wake
@@ -106,7 +108,7 @@ class RouterDriver:
                 await channel.close()
             await self._claim(found, boxes)
             now_replicas = tuple(e.Replica(r.id, r.address) for r in found)
-            now_hosts = tuple(e.Host(h.id, h.address) for h in boxes)
+            now_hosts = tuple(e.Host(h.id, h.address, builders.announced(h.info)) for h in boxes)
             if now_replicas != replicas:
                 replicas = now_replicas
                 await self._driver.feed(e.ReplicasListed(replicas))
@@ -116,20 +118,22 @@ class RouterDriver:
             await asyncio.sleep(_POLL_S)
 
     async def _claim(self, replicas: list[Entry], hosts: list[Entry]) -> None:
-        """Make newly listed services know this owner's epoch, so that former ones are refused."""
-        present = {entry.id for entry in (*replicas, *hosts)}
+        """Make new processes know this owner's epoch, so that former ones are refused.
+
+        A host that came back under its old id has forgotten it, and tells its boxes anew.
+        """
         run, epoch = self._machine.rules.run, self._machine.rules.owner_epoch
         for entry in replicas:
-            if entry.id not in self._claimed:
+            if _process(entry) not in self._claimed:
                 if await self._calls.claim_replica(run, entry.id, epoch):
-                    self._claimed.add(entry.id)
+                    self._claimed.add(_process(entry))
         for entry in hosts:
-            if entry.id not in self._claimed:
+            if _process(entry) not in self._claimed:
                 boxes = await self._calls.claim_host(run, entry.id, epoch)
                 if boxes is not None:
-                    self._claimed.add(entry.id)
+                    self._claimed.add(_process(entry))
                     await self._driver.feed(boxes)
-        self._claimed &= present
+        self._claimed &= {_process(entry) for entry in (*replicas, *hosts)}
 
     async def _watch_memory(self) -> None:
         """Tell the machine when Redis is nearly full, and when it no longer is."""
@@ -270,6 +274,8 @@ class RouterDriver:
                 value=self._section.jobs_max,
                 way_out="wait for one to end, or cancel one",
             )
+        if any(task.unbuildable for task in tasks):
+            builders.check(tasks, await self._patiently(self._told_by_hosts))
         self._remember(job)
         await self._patiently(lambda: self._durable.submit(spec, tasks))
         await self._driver.apply(e.JobSubmitted(spec))
@@ -277,6 +283,11 @@ class RouterDriver:
         if taken is None or not _same(taken.spec, spec):  # somebody else's came first
             raise _other_task_set(job)
         return job
+
+    async def _told_by_hosts(self) -> list[dict[str, str]]:
+        """Of each announced sandbox host, what it tells of itself."""
+        with reaching_redis():
+            return [entry.info for entry in await self._registry.list("sandbox")]
 
     async def cancel(self, job: str) -> JobProgress:
         """Stop a job for good; its open groups are given up."""
@@ -350,6 +361,10 @@ def _other_task_set(job: str) -> InvalidInput:
         value=job,
         way_out="choose a new id, or leave it empty",
     )
+
+
+def _process(entry: Entry) -> tuple[str, str, int]:
+    return entry.id, entry.address, entry.incarnation
 
 
 def _begun_by(command: e.TracedCommand) -> str:

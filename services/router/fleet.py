@@ -82,12 +82,17 @@ class Fleet:
     def host_failed(self, host: str, now: float) -> None:
         self._suspect_until[host] = now + self._suspect_s
 
-    def pick_host(self, now: float, *, avoid: str = "") -> str:
+    @property
+    def has_builder(self) -> bool:
+        return any(host.builds for host in self._hosts.values())
+
+    def pick_host(self, now: float, *, avoid: str = "", builds: bool = False) -> str:
         """The live host with the fewest boxes, "" when there is none; counts the box.
 
-        `avoid` is chosen only when there is no other.
+        `avoid` is chosen only when there is no other. `builds`: only one that builds Dockerfiles.
         """
-        known = [h for h in sorted(self._hosts) if h != avoid] or sorted(self._hosts)
+        fit = sorted(h.id for h in self._hosts.values() if h.builds or not builds)
+        known = [h for h in fit if h != avoid] or fit
         live = [h for h in known if self._suspect_until.get(h, now) <= now]
         chosen = min(live or known, key=lambda h: self._boxes.get(h, 0), default="")
         if chosen:

@@ -1,4 +1,4 @@
-"""Boxes that a former router left and nobody goes on in.
+"""Boxes that a former router, or a host whose service came back, holds and nobody goes on in.
 
 Owns: which of a host's living boxes are given back. Promise: pure; a box is wanted by the attempt
 that its records name it for, and left alone while that attempt asks the same host for one (the host
@@ -25,7 +25,7 @@ def unwanted(
     return [
         e.ReleaseBox(living.episode, found.host, living.box)
         for living in found.boxes
-        if living.former_epoch < owner_epoch
+        if living.former_epoch <= owner_epoch
         and not _wanted(living, found.host, groups.get(living.episode.group), episodes)
     ]
 

@@ -1,8 +1,8 @@
 """What people see of a job while it runs.
 
 Owns: the counts, and the reason why nothing more is launched and who has to move. Promise: pure;
-a pause, and a fleet without a replica or without a host, are said while episodes run too; all else
-only while none does. Does not cover: details (explain.py).
+a pause, and a fleet without a replica or without a fit host, are said while episodes run too; all
+else only while none does. Does not cover: details (explain.py).
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ def waiting_for(
         return Reason("an inference replica (none is announced)", "inference")
     if not fleet.has_host:
         return Reason("a sandbox host (none is announced)", "sandbox")
+    if not fleet.has_builder and any(task.builds for task in job.spec.tasks):
+        return Reason("a sandbox host that builds images (none is announced)", "sandbox")
     if episodes:
         return Reason()
     if not job.unopened and 0 < len(groups) < rules.groups_per_batch:

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from muster.config import Config
     from muster.lifecycle import Lifecycle
-    from services.sandbox.box import Backend
-    from services.sandbox.config import SandboxConfig
 
 _STOP_S = 3.0  # from the request to stop to the end of the process, whatever runs in boxes
 
@@ -44,54 +39,47 @@ async def serve(life: Lifecycle) -> None:
     Ends with Unavailable when the backend is lost: the boxes of this host are gone then, and what
     they did is not known, so the process ends for its supervisor to start another.
     """
-    import os
-    import socket
-
     from muster import rpc
     from muster.registry import Registry
     from muster.streams import connect
     from muster.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
+    from services.sandbox.adapters.opening import host_id, open_backend
     from services.sandbox.config import section
     from services.sandbox.driver import SandboxHost
     from services.sandbox.server import SERVICE_NAME, SandboxServicer
 
     config = section(life.config)
-    host_id = config.host_id or f"{socket.gethostname()}-{os.getpid()}"
+    name = host_id(life.config, config)
     async with (
-        open_backend(life.config, config) as backend,
-        SandboxHost(backend, config, host_id) as host,
+        open_backend(life.config, config, stop_s=_STOP_S / 2) as (backend, bases),
+        SandboxHost(backend, config, name, bases) as host,
         connect(life.config.redis) as redis,
     ):
-        servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host))
-        info = {
-            "boxes_max": str(config.boxes_max),
-            "backend": config.backend,
-            "pressure_stall": "per step" if backend.tells_stall else "not told",
-        }
+        servicer = (
+            add_SandboxServiceServicer_to_server,
+            SandboxServicer(host, config.backend),
+        )
+
+        def info() -> dict[str, str]:
+            capacity = host.capacity
+            return {
+                "boxes_max": str(capacity.boxes_max),
+                "warm_max": str(capacity.warm_max),
+                "backend": config.backend,
+                "builds": "dockerfile" if backend.builds else "",
+                "pressure_stall": "per step" if backend.tells_stall else "not told",
+            }
+
         async with (
             rpc.serve(
                 config.listen, [servicer], names=[SERVICE_NAME], field="sandbox.listen"
             ) as server,
-            Registry(redis, life.config.run).announce("sandbox", host_id, server.address, info),
+            Registry(redis, life.config.run).announce("sandbox", name, server.address, info),
         ):
             try:
                 await life.stopping.wait()
             finally:
                 host.stop()  # callers hear of it now, so that the server has nobody to wait for
-
-
-def open_backend(config: Config, section: SandboxConfig) -> AbstractAsyncContextManager[Backend]:
-    """The backend that the configuration names."""
-    if section.backend == "fake":
-        from services.sandbox.adapters.scripted import open_scripted
-
-        return open_scripted()
-    from services.sandbox.adapters.native.backend import open_native
-    from services.sandbox.adapters.native.client import Patience
-
-    # Every box ends with the keeper, which tidies up on its own when that takes longer.
-    folder = section.runtime_dir or config.state_dir / "sandbox"
-    return open_native(folder, patience=Patience(stop_s=_STOP_S / 2))
 
 
 if __name__ == "__main__":

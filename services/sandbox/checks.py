@@ -1,10 +1,12 @@
-"""What a caller or the author of a task got wrong, told with the way out. Pure."""
+"""What a caller or a task's author got wrong, or has to wait for, with the way out. Pure."""
 
 from __future__ import annotations
 
-from muster.errors import Exhausted, InvalidInput
+from muster.errors import Exhausted, Fenced, InvalidInput, MusterError, Refused, Unavailable
+from muster.types import EpisodeKey
 from services.sandbox.box import Evidence
 from services.sandbox.config import SandboxConfig
+from services.sandbox.events import RefuseTicket, identity
 
 _SHOWN = 500  # characters of output in an error
 
@@ -46,4 +48,68 @@ def setup(shown: str, evidence: Evidence, printed: str) -> None:
         field="environment/Dockerfile",
         value=shown[:200],
         way_out="mend the line: boxes have no network and a read-only /usr",
+    )
+
+
+def folder(path: str, field: str) -> None:
+    """Raises InvalidInput for a path of a box that cannot be meant."""
+    parts = path.split("/")
+    if not path.startswith("/") or ".." in parts or "\0" in path or len(path.encode()) > 1024:
+        raise InvalidInput(
+            "a path of a box is absolute, without '..', and has at most 1024 bytes",
+            field=field,
+            value=ascii(path)[1:-1][:200],
+            way_out="write it from the root of the box",
+        )
+
+
+def fork(key: EpisodeKey, into: EpisodeKey) -> None:
+    """Raises InvalidInput for a fork that would be for no attempt of its own."""
+    if into.run != key.run or identity(into) == identity(key):
+        raise InvalidInput(
+            "a box is forked for another attempt of the same run",
+            field="into",
+            value=into.id,
+            way_out="name the attempt that the new box is for",
+        )
+
+
+def capacity(name: str, figure: int, least: int, most: int) -> None:
+    """Raises InvalidInput for a figure out of bounds."""
+    if not least <= figure <= most:
+        raise InvalidInput(
+            f"has to be from {least} to {most}", field=name, value=figure, way_out="ask for another"
+        )
+
+
+def in_use(key: EpisodeKey) -> Refused:
+    """The error of a caller whose attempt has a box that ran steps."""
+    return Refused(
+        "this attempt has a box that ran steps already",
+        field="episode",
+        value=key.id,
+        way_out="go on in that box, or ask for a fresh one, which ends it",
+    )
+
+
+def busy(problem: str, name: str) -> Refused:
+    """The error of a call that cannot be done beside what the box does now."""
+    return Refused(problem, field="box", value=name, way_out="wait for it")
+
+
+def refused(command: RefuseTicket) -> MusterError:
+    """The error that a refused caller sees."""
+    if command.fenced:
+        return Fenced(
+            command.problem, field="owner_epoch", way_out="a newer router owns the run: stop"
+        )
+    return Exhausted(
+        command.problem, field="sandbox.boxes_max", way_out="raise it, or add a sandbox host"
+    )
+
+
+def start_trouble(problem: str) -> MusterError:
+    """The error of a caller whose box did not start."""
+    return Unavailable(
+        f"the box did not start: {problem}", way_out="try again, on another host if there is one"
     )

@@ -15,20 +15,47 @@ class SandboxConfig(Section):
 
     listen: str = "127.0.0.1:0"
     """Address of the gRPC server; port 0 lets the system choose."""
-    backend: str = Field("native", pattern="^(native|fake)$")
-    """native (namespaces of this kernel), or fake: no boxes, no root; answers and rewards are made
-    up from the commands, for tests of the other services."""
+    backend: str = Field("native", pattern="^(native|docker|fake)$")
+    """native (namespaces of this kernel), docker (containers of a Docker Engine), or fake: no
+    boxes, no root; answers and rewards are made up from the commands, for tests of the other
+    services."""
+    bases: dict[str, str] = Field(default_factory=dict)
+    """What an image that a task's FROM names is taken from, by a pattern of its name (`*`): `host`
+    (a skeleton with this machine's read-only /usr), a folder with a root file system, a tarball of
+    one, or `image:NAME` of the Docker Engine; a folder or tarball may end in `@sha256:DIGEST`. The
+    longest pattern that fits counts. Without more, muster/host-base and scratch are `host`."""
+    docker_url: str = ""
+    """Address of the Docker Engine of the docker backend, as unix:///path or tcp://host:port; empty
+    takes DOCKER_HOST, else /var/run/docker.sock. Boxes never get it."""
     host_id: str = ""
-    """Name of this host in the registry; empty takes the machine's name and the process id."""
+    """Name of this host in the registry; empty makes one up and keeps it in `runtime_dir`, so that
+    a service that starts again is the same host."""
     runtime_dir: Path | None = None
-    """Where this instance keeps its lock and mounts its stage; empty: `sandbox` in the state
-    folder. Two hosts on one machine need two."""
+    """Where this instance keeps its name and lock, mounts its stage, and finds the boxes of a
+    service that was killed; empty: `sandbox` in the state folder. Two hosts on one machine need
+    two."""
     boxes_max: int = Field(32, ge=1, le=4096)
     """Boxes that exist at once; callers beyond that wait."""
     starting_max: int = Field(4, ge=1, le=256)
     """Boxes that start at once: starts compete for the same kernel locks."""
     waiting_max: int = Field(256, ge=1, le=65536)
     """Callers that may wait for a box; more are refused at once."""
+    warm_max: int = Field(8, ge=0, le=4096)
+    """Boxes that stand ready unused, of all tasks together; 0: none. They give way to callers."""
+    warm_idle_s: float = Field(120.0, gt=0)
+    """A warm box that nobody has asked for within so long (seconds) ends."""
+    building_max: int = Field(2, ge=1, le=64)
+    """Set-ups of different tasks that run at once; each needs a box for its time."""
+    snapshots_max: int = Field(64, ge=1, le=4096)
+    """Snapshots of set-ups and of forked boxes kept; beyond, unused ones go, the oldest first."""
+    snapshot_bytes_max: int = Field(2 << 30, ge=1 << 20)
+    """The same in bytes; native ones lie in memory."""
+    squash_depth: int = Field(16, ge=2, le=64)
+    """A snapshot with more layers than that is made one layer."""
+    orphan_s: float = Field(30.0, ge=0, le=3600)
+    """How long boxes live on without their service (seconds), for its successor to adopt them."""
+    copy_bytes_max: int = Field(8 << 20, ge=1024, le=32 << 20)
+    """Most bytes of one copy into or out of a box."""
     verifying_max: int = Field(8, ge=1, le=1024)
     """Verifications at once; each needs a second box for its time."""
     idle_s: float = Field(1800.0, gt=0)
@@ -57,6 +84,9 @@ class SandboxConfig(Section):
     """Largest disk limit that a box may ask for; files lie in memory."""
     disk_inodes_max: int = Field(262144, ge=64)
     """Largest file-count limit that a box may ask for."""
+    cpus_max: float = Field(0.0, ge=0)
+    """Largest processor limit that a box may ask for, and what one gets that asks for none; 0: no
+    limit."""
     output_bytes_max: int = Field(1 << 20, ge=256, le=4 << 20)
     """Most bytes of output kept per step."""
 

@@ -1,18 +1,23 @@
 """A task's environment as the actions that prepare a box, and its verifier. Pure.
 
 Promise: what the Dockerfile says, in order: files copied, folders made, commands run with the
-variables set so far; nothing of tests/ or solution/ enters the agent's box.
+variables set so far; nothing of tests/ or solution/ enters the agent's box. `content` is the same
+for two tasks exactly when their boxes are prepared alike, whatever they are called and however
+they are judged. Does not cover: which base an image is (bases.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 
 import msgspec
 
 from muster.dockerfile import CopyFiles, RunCommand, SetEnv, SetWorkdir, copied
+from muster.errors import InvalidInput
 from muster.taskset import Task, TaskFile, environment_files
 from muster.types import Limits, Value
+from services.sandbox import pytest_summary
 from services.sandbox.box import JudgeSpec, PutFile
 
 BASE_ENV = {
@@ -24,17 +29,25 @@ BASE_ENV = {
     "PAGER": "cat",
     "GIT_PAGER": "cat",
 }
-# The verifier's own: no folder that the agent could write decides what code runs.
+TESTS = "/tests"  # where the verifier finds the task's tests, in both formats of tasks
+# The verifier's own: no folder that the agent could write decides what code runs. Profiles and
+# settings are looked for beside the tests, not in the agent's home; a repository of the agent's
+# names no programs for git to run in passing.
 VERIFIER_ENV = {
     "PATH": "/usr/bin:/bin",
-    "HOME": "/root",
+    "HOME": TESTS,
     "LANG": "C.UTF-8",
     "TERM": "dumb",
     "PYTHONNOUSERSITE": "1",
     "PYTHONSAFEPATH": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "core.fsmonitor",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": "/dev/null",
 }
-TEST_SCRIPT = "/tests/test.sh"
+_SCRIPT = "muster-run-tests.sh"  # a script of the task that does not lie in tests/ is put there so
 
 
 class Put(Value, frozen=True, tag=True):
@@ -88,15 +101,81 @@ def _copies(step: CopyFiles, context: dict[str, TaskFile]) -> tuple[PutFile, ...
     )
 
 
+def check(task: Task, *, builds: bool) -> None:
+    """Raises InvalidInput for a task whose environment this host cannot make.
+
+    builds: whether its backend builds Dockerfiles itself.
+    """
+    if task.unbuildable and not builds:
+        raise InvalidInput(
+            f"only a host that builds images can make this task's box: {task.unbuildable}",
+            field="environment/Dockerfile",
+            value=task.name,
+            way_out="run a sandbox host with sandbox.backend = docker, or write the Dockerfile "
+            "with FROM, WORKDIR, ENV, COPY, RUN and USER only",
+        )
+
+
+def content(task: Task, files: dict[str, TaskFile], base: str = "", *, builds: bool = False) -> str:
+    """What the task's set-up is made of, as a sha256 (hexadecimal).
+
+    base: the name of the base that the image in FROM stands for here; the image itself without.
+    builds: whether the backend builds Dockerfiles itself; then all of environment/ counts.
+    """
+    told = hashlib.sha256()
+    context = environment_files(files)
+    for name, value in (
+        ("base", base or task.base),
+        ("env", dict(task.env)),
+        ("workdir", task.workdir),
+        ("builds", builds),
+    ):
+        _tell(told, name, value)
+    for step in task.build:
+        _tell(told, type(step).__name__, step)
+        if isinstance(step, CopyFiles):
+            for put in _copies(step, context):
+                _tell(told, "file", (put.path, put.mode), put.data)
+    if builds:
+        for path, file in sorted(context.items()):
+            _tell(told, "file", (path, file.mode), file.data)
+    return told.hexdigest()
+
+
+def _tell(told: hashlib._Hash, name: str, value: object, data: bytes = b"") -> None:
+    """One part, with lengths before it: no two lists of parts read the same."""
+    head = msgspec.json.encode((name, value, len(data)), order="deterministic")
+    told.update(len(head).to_bytes(8, "little") + head + data)
+
+
 def judge_spec(task: Task, files: dict[str, TaskFile], limits: Limits) -> JudgeSpec:
-    """How the task's verifier runs: tests/ at /tests, in the task's folder, in a clean room."""
-    tests = tuple(
-        PutFile("/" + path, file.mode, file.data)
+    """How the task's verifier runs: tests/ at /tests, in the task's folder, in a clean room.
+
+    $TEST_DIR says where, as Terminal-Bench's scripts expect it. With task.verify "live" it runs
+    beside the agent's living processes.
+    """
+    tests = {
+        "/" + path: file
         for path, file in files.items()
-        if path.startswith("tests/")
+        if path.startswith("tests/") or path == task.test_script
+    }
+    script = "/" + task.test_script
+    if not task.test_script.startswith("tests/"):
+        script = f"{TESTS}/{_SCRIPT}"
+        tests[script] = tests.pop("/" + task.test_script)
+    env = VERIFIER_ENV | {"TEST_DIR": TESTS} | dict(task.verifier_env)
+    if task.verdict == "pytest":  # what it prints is the verdict: all of it is wanted
+        most = max(limits.output_bytes, pytest_summary.OUTPUT_BYTES)
+        limits = msgspec.structs.replace(limits, output_bytes=most)
+    return JudgeSpec(
+        tuple(PutFile(path, file.mode, file.data) for path, file in tests.items()),
+        script,
+        task.workdir,
+        env,
+        task.verifier_timeout_s,
+        limits,
+        live=task.verify == "live",
     )
-    env = VERIFIER_ENV | dict(task.verifier_env)
-    return JudgeSpec(tests, TEST_SCRIPT, task.workdir, env, task.verifier_timeout_s, limits)
 
 
 def bounded(spec: JudgeSpec, timeout_s_max: float) -> JudgeSpec:

@@ -9,11 +9,12 @@ nothing is judged, on top of effects that no record explains.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from enum import Enum
 
 from muster.errors import Exhausted, InvalidInput, NotFound, Refused
 from muster.types import StepLimit, Value
-from services.sandbox.box import Evidence
+from services.sandbox.box import Evidence, KeptStep
 
 
 class StepRecord(Value, frozen=True):
@@ -35,13 +36,25 @@ class Decision(Enum):
 class Ledger:
     """One box's steps; keeps the newest `kept_max` answers, refuses beyond `steps_max` steps."""
 
-    def __init__(self, steps_max: int = 512, kept_max: int = 16):
+    def __init__(self, steps_max: int = 512, kept_max: int = 16, newest: int = -1):
+        """newest: the turn that ran last in the box whose files this one goes on from."""
         self._steps_max, self._kept_max = steps_max, kept_max
         self._kept: OrderedDict[int, StepRecord] = OrderedDict()
         self._running: tuple[int, str] | None = None
-        self._newest = -1
-        self._count = 0
+        self._newest = newest
+        self._count = newest + 1  # turns count up from 0
         self.closed = ""  # why no further step may run
+
+    def restore(
+        self, kept: Iterable[KeptStep], running: tuple[int, str] | None, newest: int
+    ) -> None:
+        """Go on where a former service was: what its box tells of its steps."""
+        for step in kept:
+            self._running, self._newest = (step.turn, step.command), step.turn
+            self.finish(step.evidence)
+        self._running = running
+        self._newest = max(self._newest, newest, running[0] if running else -1)
+        self._count = self._newest + 1
 
     def decide(self, turn: int, command: str, after: int | None = None, box: str = "") -> Decision:
         """What to do with a call. `after`: see `check`.

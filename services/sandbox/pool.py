@@ -1,182 +1,131 @@
 """Which box may exist, for whom, and when it has to go. Pure.
 
 Owns: every box of this host by its state, the callers waiting for one, the newest owner epoch of
-each run. Promise: never more than `boxes_max` boxes nor `starting_max` starts at once; callers are
-served in order and none waits past its deadline. A box belongs to an attempt, not to an epoch: when
-a newer owner speaks, older ones are refused and the boxes live on; a call of the newest owner makes
-a box its own, and one that it does not use within `adopt_s` of its first word ends. A box that
-nobody touches for `idle_s` ends.
-Does not cover: what a box is (box.py), its steps (ledger.py).
+each run. Promise: never more than `boxes_max` boxes, `starting_max` starts nor `building_max`
+set-ups at once; callers are served in order, but for those whose set-up has to be made first, and
+none waits past its deadline. One set-up is made for all callers that wait for the same content.
+Boxes stand ready for callers to come (`warm_max`); each is used once, and none keeps a caller
+waiting: it ends first. A box belongs to an attempt, not to an epoch: when a newer owner speaks,
+older ones are refused and the boxes live on; a call of the newest owner makes a box its own, and
+one that it does not use within `adopt_s` of its first word ends, as does one that was taken over
+from a former service and is not used. A box that nobody touches for `idle_s` ends.
+Does not cover: what a box is (box.py), its steps (ledger.py), how many are wanted (warm.py).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from enum import StrEnum
 
 from msgspec.structs import replace
 
-from muster.errors import Exhausted, Fenced, MusterError, NotFound, Unavailable
-from muster.types import EpisodeKey, Value
+from muster.errors import Fenced, MusterError, NotFound
+from muster.types import EpisodeKey
+from services.sandbox.events import (
+    Adopted,
+    Asked,
+    BuildFailed,
+    Built,
+    Claimed,
+    Command,
+    Dropped,
+    EndBox,
+    Ended,
+    Event,
+    FoundDead,
+    GaveUp,
+    Handed,
+    HandOver,
+    Known,
+    RefuseTicket,
+    Released,
+    Resized,
+    RunSetup,
+    Spoke,
+    StartBox,
+    Started,
+    StartFailed,
+    StartWarm,
+    TellFailure,
+    TellFormer,
+    Ticked,
+    identity,
+)
+from services.sandbox.owners import Owners
+from services.sandbox.places import BoxState, Place, Places, PoolRules
+from services.sandbox.warm import Demand, Kind
 
-_RUNS_MAX = 256
-
-
-class PoolRules(Value, frozen=True):
-    """Bounds; idle_s, adopt_s in seconds."""
-
-    boxes_max: int = 32
-    starting_max: int = 4
-    waiting_max: int = 256
-    idle_s: float = 1800.0
-    adopt_s: float = 600.0
-
-
-def identity(key: EpisodeKey) -> EpisodeKey:
-    """The attempt, whoever owns it: what a box belongs to."""
-    return replace(key, owner_epoch=0)
-
-
-class Asked(Value, frozen=True, tag=True):
-    """A caller wants a box for `key` and waits until `deadline`."""
-
-    ticket: int
-    key: EpisodeKey
-    deadline: float
-
-
-class GaveUp(Value, frozen=True, tag=True):
-    """The caller behind a ticket has gone."""
-
-    ticket: int
-
-
-class Started(Value, frozen=True, tag=True):
-    box: str
-
-
-class StartFailed(Value, frozen=True, tag=True):
-    """The start ended without a box, and nothing of it is left."""
-
-    box: str
-
-
-class Spoke(Value, frozen=True, tag=True):
-    """A call arrived for a box: `key` is alive, and so is its epoch."""
-
-    key: EpisodeKey
-    box: str = ""
-
-
-class Claimed(Value, frozen=True, tag=True):
-    """A router says that it owns the run."""
-
-    run: str
-    owner_epoch: int
-
-
-class Released(Value, frozen=True, tag=True):
-    box: str
-
-
-class Ended(Value, frozen=True, tag=True):
-    """Nothing of the box is left."""
-
-    box: str
-
-
-class Ticked(Value, frozen=True, tag=True):
-    """Time passed."""
-
-
-Event = Asked | GaveUp | Started | StartFailed | Spoke | Claimed | Released | Ended | Ticked
-
-
-class StartBox(Value, frozen=True, tag=True):
-    """Start a box and grant it to `ticket`."""
-
-    ticket: int
-    box: str
-    key: EpisodeKey
-
-
-class RefuseTicket(Value, frozen=True, tag=True):
-    ticket: int
-    fenced: bool
-    problem: str
-
-
-class EndBox(Value, frozen=True, tag=True):
-    box: str
-    why: str
-
-
-class TellFormer(Value, frozen=True, tag=True):
-    """A newer owner has spoken: callers of older epochs that wait for an answer are fenced."""
-
-
-Command = StartBox | RefuseTicket | EndBox | TellFormer
-
-
-class BoxState(StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    ENDING = "ending"
-
-
-class _Owner(Value, frozen=True):
-    """The newest owner of a run, and when it spoke first."""
-
-    epoch: int
-    since: float
-
-
-class _Box:
-    __slots__ = ("doomed", "key", "state", "touched")
-
-    def __init__(self, key: EpisodeKey, now: float):
-        self.key, self.state, self.touched = key, BoxState.STARTING, now
-        self.doomed = ""  # why it has to end as soon as it has started
+_WARM_PAUSE_S = 5.0  # after a start for nobody that failed
+__all__ = ["BoxState", "Pool", "PoolRules", "identity"]
 
 
 class Pool:
     """The machine; `prefix` makes box names unique across restarts of the host."""
 
     def __init__(self, rules: PoolRules, prefix: str = "box"):
-        self._rules, self._prefix = rules, prefix
-        self._boxes: dict[str, _Box] = {}
+        self._boxes = Places(rules, prefix)
         self._waiting: OrderedDict[int, Asked] = OrderedDict()
-        self._owners: OrderedDict[str, _Owner] = OrderedDict()
-        self._count = 0
+        self._owners = Owners()
+        self._demand = Demand()
+        self._set_up: set[str] = set()  # contents that have a snapshot
+        self._warm_again = 0.0  # no box is started for nobody before then
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """One event in, commands out, in the order in which they are to be begun."""
         commands: list[Command] = []
+        if not self._of_box(event, now, commands):
+            self._of_callers(event, now, commands)
+        short = self._serve(now, commands)
+        self._make_way(short, commands)
+        if not short and not isinstance(event, Spoke):
+            self._warm_up(now, commands)
+        return commands
+
+    def _of_callers(self, event: Event, now: float, commands: list[Command]) -> None:
         match event:
             case Asked():
                 self._ask(event, now, commands)
             case GaveUp(ticket):
                 self._waiting.pop(ticket, None)
-            case Started(box):
-                self._started(box, now, commands)
-            case StartFailed(box) | Ended(box):
-                self._boxes.pop(box, None)
             case Spoke(key, name):
                 self._see(key.run, key.owner_epoch, now, commands)
                 self._touch(key, name, now)
             case Claimed(run, epoch):
                 self._see(run, epoch, now, commands)
-            case Released(box):
-                self._end(box, "released", commands)
+            case Known(content):
+                self._set_up.add(content)
+            case Dropped(content):
+                self._set_up.discard(content)
+            case Resized(boxes_max, warm_max):
+                self._boxes.resize(boxes_max, warm_max)
             case Ticked():
                 self._tick(now, commands)
-        self._fill(now, commands)
-        return commands
+
+    def _of_box(self, event: Event, now: float, commands: list[Command]) -> bool:
+        """Whether it is news of one box; its state follows."""
+        match event:
+            case Started(name, took_s):
+                self._started(name, took_s, now, commands)
+            case Handed(name):
+                self._own(name, now, commands)
+            case FoundDead(name):
+                self._found_dead(name, commands)
+            case Built(name) | BuildFailed(name):
+                self._set_up_over(name, isinstance(event, Built), commands)
+            case Adopted(name, key):
+                self._adopt(name, key, now, commands)
+            case StartFailed(name) | Ended(name):
+                self._gone(name, now)
+            case Released(name):
+                self._end(name, "released", commands)
+            case _:
+                return False
+        return True
+
+    # What may be known ---------------------------------------------------------------------
 
     def fence(self, run: str, owner_epoch: int) -> Fenced | None:
         """Why an owner is refused, or None. Changes nothing."""
-        owner = self._owners.get(run)
-        return None if owner is None or owner_epoch >= owner.epoch else fenced(owner.epoch)
+        return self._owners.fence(run, owner_epoch)
 
     def refusal(self, key: EpisodeKey, box: str) -> MusterError | None:
         """Why a call for `box` by `key` is refused, or None. Changes nothing."""
@@ -185,12 +134,12 @@ class Pool:
             return fence
         found = self._boxes.get(box)
         there = found is not None and found.state is BoxState.READY
-        if found is None or not there or identity(found.key) != identity(key):
+        if found is None or not there or found.key is None or identity(found.key) != identity(key):
             return NotFound(
                 "this host has no such box for this episode",
                 field="box",
                 value=box,
-                way_out="acquire a new box: hosts that restart lose theirs",
+                way_out="acquire a new box: hosts that restart may lose theirs",
             )
         return None
 
@@ -199,68 +148,112 @@ class Pool:
         return {
             name: box.key
             for name, box in self._boxes.items()
-            if box.key.run == run and box.state is BoxState.READY
+            if box.key is not None and box.key.run == run and box.state is BoxState.READY
         }
 
     @property
-    def boxes(self) -> dict[str, EpisodeKey]:
-        """Every box that exists or starts, by name."""
+    def boxes(self) -> dict[str, EpisodeKey | None]:
+        """Every box that exists or starts, by name; None for one that is nobody's."""
         return {name: box.key for name, box in self._boxes.items()}
+
+    @property
+    def states(self) -> dict[str, BoxState]:
+        return {name: box.state for name, box in self._boxes.items()}
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def rules(self) -> PoolRules:
+        return self._boxes.rules
+
+    # Callers -------------------------------------------------------------------------------
 
     def _ask(self, event: Asked, now: float, commands: list[Command]) -> None:
         key = event.key
         self._see(key.run, key.owner_epoch, now, commands)
         if self.fence(key.run, key.owner_epoch) is not None:
             commands.append(RefuseTicket(event.ticket, True, "a newer owner epoch has spoken"))
-        elif len(self._waiting) >= self._rules.waiting_max:
-            problem = f"{self._rules.waiting_max} callers wait for a box already"
+        elif len(self._waiting) >= self.rules.waiting_max:
+            problem = f"{self.rules.waiting_max} callers wait for a box already"
             commands.append(RefuseTicket(event.ticket, False, problem))
         else:
             self._waiting[event.ticket] = event
+            if event.kind is not None:
+                self._demand.asked(event.kind, key, now)
 
     def _see(self, run: str, epoch: int, now: float, commands: list[Command]) -> None:
-        owner = self._owners.get(run)
-        if owner is not None and epoch <= owner.epoch:
+        if not self._owners.is_news(run, epoch):
             return
-        self._owners[run] = _Owner(epoch, now)
-        self._owners.move_to_end(run)
-        if owner is not None:
+        if self._owners.hear(run, epoch, now, self._boxes.runs) is not None:
             commands.append(TellFormer())
         for ticket, asked in list(self._waiting.items()):
             if asked.key.run == run and asked.key.owner_epoch < epoch:
                 del self._waiting[ticket]
                 commands.append(RefuseTicket(ticket, True, "a newer owner epoch has spoken"))
-        self._forget_runs()
 
     def _touch(self, key: EpisodeKey, name: str, now: float) -> None:
         """A call for a box: by the newest owner of its attempt it keeps the box, and makes it its
         own; by anybody else it does nothing."""
         box = self._boxes.get(name)
-        known = box is not None and identity(box.key) == identity(key)
-        if box is not None and known and self.fence(key.run, key.owner_epoch) is None:
-            box.key, box.touched = key, now
+        if box is None or box.key is None or identity(box.key) != identity(key):
+            return
+        if self.fence(key.run, key.owner_epoch) is None:
+            box.key, box.touched, box.adopted = key, now, False
 
-    def _forget_runs(self) -> None:
-        busy = {box.key.run for box in self._boxes.values()}
-        for run in list(self._owners)[:-1]:
-            if len(self._owners) > _RUNS_MAX and run not in busy:
-                del self._owners[run]
+    # Boxes ---------------------------------------------------------------------------------
 
-    def _started(self, name: str, now: float, commands: list[Command]) -> None:
+    def _started(self, name: str, took_s: float, now: float, commands: list[Command]) -> None:
         box = self._boxes[name]
-        box.state, box.touched = BoxState.READY, now
+        if box.kind is not None:
+            self._demand.made(box.kind, took_s)
+        if box.key is None and not box.doomed:
+            box.state, box.touched = BoxState.WARM, now
+        else:
+            self._own(name, now, commands)
+
+    def _own(self, name: str, now: float, commands: list[Command]) -> None:
+        """A box is its caller's from now on, or ends if the caller has gone."""
+        box = self._boxes[name]
+        box.state, box.touched, box.asked = BoxState.READY, now, None
         if box.doomed:
             self._end(name, box.doomed, commands)
+
+    def _found_dead(self, name: str, commands: list[Command]) -> None:
+        box = self._boxes[name]
+        if box.asked is not None and box.key is not None and not box.doomed:
+            # Under the newest owner that asked for it meanwhile.
+            self._waiting[box.asked.ticket] = replace(box.asked, key=box.key)
+            self._waiting.move_to_end(box.asked.ticket, last=False)
+        box.state, box.key, box.asked = BoxState.ENDING, None, None
+        commands.append(EndBox(name, "it did not answer"))
+
+    def _gone(self, name: str, now: float) -> None:
+        box = self._boxes.pop(name, None)
+        if box is not None and box.key is None and box.state is BoxState.STARTING:
+            self._warm_again = now + _WARM_PAUSE_S
+
+    def _set_up_over(self, name: str, made: bool, commands: list[Command]) -> None:
+        content = self._boxes.pop(name).content
+        if made:
+            self._set_up.add(content)
+            return
+        for ticket, asked in list(self._waiting.items()):
+            if asked.kind is not None and asked.kind.content == content:
+                del self._waiting[ticket]
+                commands.append(TellFailure(ticket, name))
+
+    def _adopt(self, name: str, key: EpisodeKey, now: float, commands: list[Command]) -> None:
+        self._see(key.run, key.owner_epoch, now, commands)
+        box = self._boxes[name] = Place(BoxState.READY, now, None)
+        box.key, box.adopted = key, True
 
     def _end(self, name: str, why: str, commands: list[Command]) -> None:
         box = self._boxes.get(name)
         if box is None or box.state is BoxState.ENDING:
             return
-        if box.state is BoxState.STARTING:
+        if box.state in (BoxState.STARTING, BoxState.HANDING, BoxState.BUILDING):
             box.doomed = why
             return
         box.state = BoxState.ENDING
@@ -268,61 +261,99 @@ class Pool:
 
     def _tick(self, now: float, commands: list[Command]) -> None:
         for name, box in list(self._boxes.items()):
-            if box.state is BoxState.READY and now - box.touched > self._rules.idle_s:
-                self._end(name, f"untouched for {self._rules.idle_s:g} s", commands)
-            elif box.state is BoxState.READY and self._left_over(box, now):
-                why = f"owner epoch {self._owners[box.key.run].epoch} has no use for it"
+            if box.state is BoxState.READY and (why := self._unused(box, now)):
                 self._end(name, why, commands)
+            elif box.state is BoxState.WARM and now - box.touched > self.rules.warm_idle_s:
+                self._end(name, "nobody asked for it", commands)
         for ticket, asked in list(self._waiting.items()):
             if now >= asked.deadline:
                 del self._waiting[ticket]
-                problem = f"all {self._rules.boxes_max} boxes of this host stayed in use"
+                problem = f"all {self.rules.boxes_max} boxes of this host stayed in use"
                 commands.append(RefuseTicket(ticket, False, problem))
 
-    def _left_over(self, box: _Box, now: float) -> bool:
-        """The newest owner had its time, and never called for this box."""
-        owner = self._owners.get(box.key.run)
-        if owner is None or box.key.owner_epoch >= owner.epoch:
-            return False
-        return now - owner.since > self._rules.adopt_s
+    def _unused(self, box: Place, now: float) -> str:
+        """Why a box in use should go, or nothing."""
+        idle, adopt = self.rules.idle_s, self.rules.adopt_s
+        if now - box.touched > idle:
+            return f"untouched for {idle:g} s"
+        if box.adopted and now - box.touched > adopt:
+            return f"taken over and untouched for {adopt:g} s"
+        owner = self._owners.of(box.key.run) if box.key is not None else None
+        if owner is None or box.key is None or box.key.owner_epoch >= owner.epoch:
+            return ""
+        late = now - owner.since > adopt  # it had its time, and never called for this box
+        return f"owner epoch {owner.epoch} has no use for it" if late else ""
 
-    def _fill(self, now: float, commands: list[Command]) -> None:
-        starting = sum(box.state is BoxState.STARTING for box in self._boxes.values())
-        while (
-            self._waiting
-            and len(self._boxes) < self._rules.boxes_max
-            and starting < self._rules.starting_max
-        ):
-            ticket, asked = self._waiting.popitem(last=False)
-            self._count += 1
-            name = f"{self._prefix}-{self._count}"
-            self._boxes[name] = _Box(asked.key, now)
-            starting += 1
-            commands.append(StartBox(ticket, name, asked.key))
+    # Places --------------------------------------------------------------------------------
 
+    def _serve(self, now: float, commands: list[Command]) -> int:
+        """Begin what callers wait for, in order; how many of them lack nothing but a place."""
+        coming, setups = self._boxes.coming, self._boxes.setups
+        starting = self._boxes.count(BoxState.STARTING)
+        spare, short = bool(self._boxes.spare), 0
+        for asked in list(self._waiting.values()):
+            kind, room = asked.kind, self._boxes.room
+            if not spare and not room:
+                return short + 1
+            if kind is not None and spare and (name := self._boxes.warm(kind)):
+                self._hand(name, asked, commands)
+            elif coming[kind] > 0:
+                coming[kind] -= 1  # sooner than one that would begin now
+            elif kind is not None and kind.set_up and kind.content not in self._set_up:
+                if kind.content in setups or len(setups) >= self.rules.building_max:
+                    continue
+                setups.add(kind.content)
+                short += self._set_up_first(kind, now, commands)
+            elif starting < self.rules.starting_max:
+                starting += room
+                short += self._start(asked, now, commands)
+        return short
 
-def fenced(newest: int) -> Fenced:
-    """The error of a former owner."""
-    return Fenced(
-        f"owner epoch {newest} of this run has spoken",
-        field="owner_epoch",
-        way_out="a newer router owns the run: stop",
-    )
+    def _hand(self, name: str, asked: Asked, commands: list[Command]) -> None:
+        box = self._boxes[name]
+        box.state, box.key, box.asked = BoxState.HANDING, asked.key, asked
+        del self._waiting[asked.ticket]
+        commands.append(HandOver(asked.ticket, name, asked.key))
 
+    def _set_up_first(self, kind: Kind, now: float, commands: list[Command]) -> int:
+        """1 when there is no place for it."""
+        if not self._boxes.room:
+            return 1
+        commands.append(RunSetup(self._boxes.take(BoxState.BUILDING, now, kind), kind))
+        return 0
 
-def refused(command: RefuseTicket) -> MusterError:
-    """The error that a refused caller sees."""
-    if command.fenced:
-        return Fenced(
-            command.problem, field="owner_epoch", way_out="a newer router owns the run: stop"
-        )
-    return Exhausted(
-        command.problem, field="sandbox.boxes_max", way_out="raise it, or add a sandbox host"
-    )
+    def _start(self, asked: Asked, now: float, commands: list[Command]) -> int:
+        """1 when there is no place for it."""
+        if not self._boxes.room:
+            return 1
+        name = self._boxes.take(BoxState.STARTING, now, asked.kind)
+        self._boxes[name].key = asked.key
+        del self._waiting[asked.ticket]
+        commands.append(StartBox(asked.ticket, name, asked.key))
+        return 0
 
+    def _make_way(self, short: int, commands: list[Command]) -> None:
+        """End as many spare boxes as callers lack places, and those above the bounds."""
+        spare = self._boxes.spare
+        leaving = sum(box.leaving for box in self._boxes.values())
+        over = max(len(self._boxes) - self.rules.boxes_max, 0)
+        surplus = max(short + over - leaving, len(spare) - self.rules.warm_max, 0)
+        for name in spare[:surplus]:
+            self._end(name, "it gives way", commands)
 
-def start_trouble(problem: str) -> MusterError:
-    """The error of a caller whose box did not start."""
-    return Unavailable(
-        f"the box did not start: {problem}", way_out="try again, on another host if there is one"
-    )
+    def _warm_up(self, now: float, commands: list[Command]) -> None:
+        """Start boxes for callers to come, leaving a start free for one that comes now."""
+        if now < self._warm_again:
+            return
+        spare = [self._boxes[name].kind for name in self._boxes.spare]
+        starting = self._boxes.count(BoxState.STARTING)
+        for kind, count in self._demand.wanted(now).items():
+            if kind.set_up and kind.content not in self._set_up:
+                continue
+            for _ in range(count - spare.count(kind)):
+                free = starting < max(1, self.rules.starting_max - 1)
+                if not free or not self._boxes.room or len(spare) >= self.rules.warm_max:
+                    return
+                spare.append(kind)
+                starting += 1
+                commands.append(StartWarm(self._boxes.take(BoxState.STARTING, now, kind), kind))

@@ -8,7 +8,9 @@ from muster import codec
 from muster.types import Limits
 from muster.v1 import sandbox_pb2 as pb
 from muster.v1 import sandbox_pb2_grpc
+from services.sandbox.adapters.callers import Capacity
 from services.sandbox.driver import SandboxHost
+from services.sandbox.places import BoxState
 
 SERVICE_NAME = "muster.v1.SandboxService"
 
@@ -16,8 +18,9 @@ SERVICE_NAME = "muster.v1.SandboxService"
 class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
     """The calls; MusterError becomes a status in muster/rpc.py."""
 
-    def __init__(self, host: SandboxHost):
-        self._host = host
+    def __init__(self, host: SandboxHost, backend: str = ""):
+        """backend: its name, for GetHostStatus."""
+        self._host, self._backend = host, backend
 
     async def ClaimHost(
         self,
@@ -48,12 +51,18 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
                 asked.disk_bytes,
                 asked.disk_inodes,
                 asked.output_bytes,
+                asked.cpus,
             ),
             context.time_remaining() or 0.0,
             fresh=request.fresh,
         )
         return pb.AcquireBoxResponse(
-            box=got.box, host=self._host.host, start_s=got.start_s, workdir=got.workdir
+            box=got.box,
+            host=self._host.host,
+            start_s=got.start_s,
+            workdir=got.workdir,
+            source=pb.BoxSource.Value(f"BOX_SOURCE_{got.made}"),
+            waited_s=got.waited_s,
         )
 
     async def Exec(
@@ -114,3 +123,90 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
     ) -> pb.ReleaseBoxResponse:
         existed = await self._host.release(codec.key_from_pb(request.episode), request.box)
         return pb.ReleaseBoxResponse(existed=existed)
+
+    async def ForkBox(
+        self,
+        request: pb.ForkBoxRequest,
+        context: grpc.aio.ServicerContext[pb.ForkBoxRequest, pb.ForkBoxResponse],
+    ) -> pb.ForkBoxResponse:
+        got = await self._host.fork(
+            codec.key_from_pb(request.episode),
+            request.box,
+            codec.key_from_pb(request.into),
+            context.time_remaining() or 0.0,
+            after=request.after_turn if request.HasField("after_turn") else None,
+        )
+        return pb.ForkBoxResponse(box=got.box, start_s=got.start_s)
+
+    async def CopyIn(
+        self,
+        request: pb.CopyInRequest,
+        context: grpc.aio.ServicerContext[pb.CopyInRequest, pb.CopyInResponse],
+    ) -> pb.CopyInResponse:
+        files, size = await self._host.copy_in(
+            codec.key_from_pb(request.episode), request.box, request.folder, request.archive
+        )
+        return pb.CopyInResponse(files=files, bytes=size)
+
+    async def CopyOut(
+        self,
+        request: pb.CopyOutRequest,
+        context: grpc.aio.ServicerContext[pb.CopyOutRequest, pb.CopyOutResponse],
+    ) -> pb.CopyOutResponse:
+        key = codec.key_from_pb(request.episode)
+        return pb.CopyOutResponse(archive=await self._host.copy_out(key, request.box, request.path))
+
+    async def GetHostStatus(
+        self,
+        request: pb.GetHostStatusRequest,
+        context: grpc.aio.ServicerContext[pb.GetHostStatusRequest, pb.GetHostStatusResponse],
+    ) -> pb.GetHostStatusResponse:
+        status = self._host.status()
+        states, counts, load = status.states, status.counts, status.load
+        return pb.GetHostStatusResponse(
+            host=self._host.host,
+            backend=self._backend,
+            capacity=_capacity(status.capacity),
+            boxes=pb.HostBoxes(
+                in_use=states.get(BoxState.READY, 0) + states.get(BoxState.HANDING, 0),
+                starting=states.get(BoxState.STARTING, 0) + states.get(BoxState.BUILDING, 0),
+                warm=states.get(BoxState.WARM, 0),
+                ending=states.get(BoxState.ENDING, 0),
+                waiting=status.waiting,
+                snapshots=status.snapshots,
+                snapshot_bytes=status.snapshot_bytes,
+            ),
+            counts=pb.HostCounts(
+                acquired=counts.acquired,
+                steps=counts.steps,
+                verified=counts.verified,
+                released=counts.released,
+                adopted=counts.adopted,
+                warm_dead=counts.warm_dead,
+                failures={str(cause): count for cause, count in counts.failures.items()},
+                seconds={
+                    kind: pb.Quantiles(count=q.count, p50=q.p50, p90=q.p90, p99=q.p99)
+                    for kind, q in counts.seconds().items()
+                },
+            ),
+            load=load.load,
+            processors=load.processors,
+            memory_total_bytes=load.memory_total,
+            memory_available_bytes=load.memory_available,
+        )
+
+    async def SetCapacity(
+        self,
+        request: pb.SetCapacityRequest,
+        context: grpc.aio.ServicerContext[pb.SetCapacityRequest, pb.SetCapacityResponse],
+    ) -> pb.SetCapacityResponse:
+        capacity = self._host.set_capacity(request.boxes_max, request.warm_max)
+        return pb.SetCapacityResponse(capacity=_capacity(capacity))
+
+
+def _capacity(capacity: Capacity) -> pb.HostCapacity:
+    return pb.HostCapacity(
+        boxes_max=capacity.boxes_max,
+        starting_max=capacity.starting_max,
+        warm_max=capacity.warm_max,
+    )

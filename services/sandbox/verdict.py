@@ -1,8 +1,9 @@
 """From what a verifier left to a verdict. Pure.
 
 Promise: a reward is a finite number in [0, 1] that the verifier itself wrote, or there is none;
-nothing is guessed from an exit code. `reward.json` (a flat object) stands before `reward.txt`.
-Does not cover: what a verdict means for the attempt (muster/outcome.py).
+nothing is guessed from an exit code. `reward.json` (a flat object) stands before `reward.txt`; a
+task of Terminal-Bench 1 has neither, but pytest's summary (pytest_summary.py). Does not cover:
+what a verdict means for the attempt (muster/outcome.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 import re
 
 from muster.types import Value, VerdictStatus
-from services.sandbox.box import Judgement
+from services.sandbox import pytest_summary
+from services.sandbox.box import Evidence, Judgement
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
 _SHOWN = 80
@@ -26,8 +28,10 @@ class Verdict(Value, frozen=True):
     detail: str = ""
 
 
-def read(judgement: Judgement) -> Verdict:
-    """Time limit first: what a verifier wrote before it hung counts for nothing.
+def read(judgement: Judgement, kind: str = "files") -> Verdict:
+    """The verdict of a task whose `Task.verdict` is `kind`: "files" or "pytest".
+
+    Time limit first: what a verifier wrote before it hung counts for nothing.
 
     A verifier that ends with 126 or 127 (the shell's words for "cannot run it", "not found") and
     leaves no verdict counts as a set-up that failed, which is nobody's score: test.sh missed a
@@ -40,17 +44,39 @@ def read(judgement: Judgement) -> Verdict:
         return Verdict(VerdictStatus.SETUP_FAILED, detail=f"verifier: {evidence.broken}")
     if evidence.timed_out:
         return Verdict(VerdictStatus.TIMEOUT, detail=f"ended after {evidence.wall_s:.1f} s")
+    if kind == "pytest":
+        found, script, missing = _from_pytest(evidence), "run-tests.sh", "printed no pytest summary"
+    else:
+        found, script, missing = _from_files(judgement), "test.sh", "left no verdict"
+    if found is not None:
+        return found
+    if evidence.exit_code in (126, 127):
+        detail = f"{script} could not run something (exit {evidence.exit_code}) and {missing}"
+        return Verdict(VerdictStatus.SETUP_FAILED, detail=detail)
+    way_out = "run pytest -rA" if kind == "pytest" else "write /logs/verifier/reward.txt"
+    detail = f"{script} ended with {evidence.exit_code} and {missing}; {way_out}"
+    return Verdict(VerdictStatus.INVALID, detail=detail)
+
+
+def _from_files(judgement: Judgement) -> Verdict | None:
+    """What the verdict files say; None when there is none."""
     for name, reader in (("reward.json", _from_json), ("reward.txt", _from_text)):
         if name in judgement.files:
             return _checked(name, judgement.files[name], reader(judgement.files[name]))
         problem = judgement.problems.get(name, "absent")
         if problem != "absent":
             return Verdict(VerdictStatus.INVALID, detail=f"{name}: {problem}")
-    if evidence.exit_code in (126, 127):
-        detail = f"test.sh could not run something (exit {evidence.exit_code}) and left no verdict"
-        return Verdict(VerdictStatus.SETUP_FAILED, detail=detail)
-    detail = f"test.sh ended with {evidence.exit_code} and left no verdict in /logs/verifier"
-    return Verdict(VerdictStatus.INVALID, detail=detail)
+    return None
+
+
+def _from_pytest(evidence: Evidence) -> Verdict | None:
+    """What pytest's summary says; None when there is none."""
+    summary = pytest_summary.read(evidence)
+    if summary is None:
+        return None
+    if summary.reward is None:
+        return Verdict(VerdictStatus.INVALID, detail=f"pytest's summary {summary.problem}")
+    return Verdict(VerdictStatus.REWARDED, summary.reward)
 
 
 def _checked(name: str, data: bytes, reward: float | None) -> Verdict:
@@ -65,7 +91,7 @@ def _checked(name: str, data: bytes, reward: float | None) -> Verdict:
 
 def _from_json(data: bytes) -> float | None:
     try:
-        found = json.loads(data)
+        found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
@@ -77,6 +103,14 @@ def _from_json(data: bytes) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys differ: a second `reward` was smuggled in by something printed."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def _from_text(data: bytes) -> float | None:

@@ -9,7 +9,8 @@ import msgspec
 
 from muster.archive import TaskFile, pack_files
 from muster.types import EpisodeKey, Limits
-from services.sandbox.driver import Acquired, SandboxHost
+from services.sandbox.adapters.callers import Acquired
+from services.sandbox.driver import SandboxHost
 
 KEY = EpisodeKey("run", "g1", 0, 1, 5)
 UNSET = Limits(0, 0, 0, 0, 0)

@@ -25,6 +25,7 @@ from services.sandbox.box import Backend
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
 from tests.contract.hosts import DOCKERFILE, KEY, acquire, key, package, step
+from tests.integration.docker_engine import open_boxes
 
 NATIVE = pytest.param(
     "native",
@@ -34,9 +35,15 @@ NATIVE = pytest.param(
     ],
 )
 
+PLAIN = SandboxConfig(warm_max=0)
 
-@pytest.fixture(params=["fake", NATIVE])
+
+@pytest.fixture(params=["fake", NATIVE, "docker"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
+    if request.param == "docker":
+        async with open_boxes(request.getfixturevalue("docker_engine"), tmp_path / "run") as boxes:
+            yield boxes
+        return
     opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
     async with opened as made:
         yield made
@@ -44,7 +51,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def host(backend: Backend) -> AsyncIterator[SandboxHost]:
-    config = SandboxConfig(boxes_max=2, starting_max=1, waiting_max=2, steps_max=20)
+    config = SandboxConfig(boxes_max=2, starting_max=1, waiting_max=2, steps_max=20, warm_max=0)
     async with SandboxHost(backend, config, "host") as made:
         yield made
 
@@ -246,7 +253,7 @@ async def test_steps_of_a_box_are_bounded(host: SandboxHost) -> None:
 
 
 async def test_a_step_lost_by_the_host_is_no_result_and_its_box_is_gone() -> None:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+    async with open_fake() as backend, SandboxHost(backend, PLAIN, "host") as host:
         box = (await acquire(host)).box
         backend.fail_steps = 1
         for turn in (0, 0, 1):  # the repeat of the call does not run it again
@@ -258,7 +265,7 @@ async def test_a_step_lost_by_the_host_is_no_result_and_its_box_is_gone() -> Non
 
 
 async def test_a_verification_lost_by_the_host_is_no_verdict_and_can_be_asked_again() -> None:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+    async with open_fake() as backend, SandboxHost(backend, PLAIN, "host") as host:
         box = (await acquire(host, test="echo 1 > /logs/verifier/reward.txt")).box
         backend.fail_steps = 1
         with pytest.raises(Unavailable, match="could not judge"):
@@ -267,14 +274,14 @@ async def test_a_verification_lost_by_the_host_is_no_verdict_and_can_be_asked_ag
 
 
 async def test_a_run_line_that_breaks_its_box_is_the_author_s_mistake() -> None:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+    async with open_fake() as backend, SandboxHost(backend, PLAIN, "host") as host:
         with pytest.raises(InvalidInput) as caught:
             await acquire(host, dockerfile=DOCKERFILE + "RUN kill-box\n")
         assert caught.value.field == "environment/Dockerfile"
 
 
 async def test_a_stopping_host_answers_every_caller_at_once(backend: Backend) -> None:
-    config = SandboxConfig(boxes_max=2)
+    config = SandboxConfig(boxes_max=2, warm_max=0)
     async with asyncio.timeout(10), SandboxHost(backend, config, "host") as host:
         box = (await acquire(host)).box
         await acquire(host, key(sibling=1))
@@ -294,7 +301,7 @@ async def test_a_stopping_host_answers_every_caller_at_once(backend: Backend) ->
 
 async def test_a_task_s_own_limits_hold_where_the_job_sets_none(backend: Backend) -> None:
     toml = "[environment]\nmemory_mb = 8192\n"
-    async with SandboxHost(backend, SandboxConfig(), "host") as host:
+    async with SandboxHost(backend, PLAIN, "host") as host:
         with pytest.raises(InvalidInput) as caught:
             await acquire(host, toml=toml)
         assert caught.value.field == "environment.memory_mb"
@@ -305,7 +312,7 @@ async def test_a_task_s_own_limits_hold_where_the_job_sets_none(backend: Backend
 
 
 async def test_a_box_that_does_not_end_at_once_is_ended_again() -> None:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "host") as host:
+    async with open_fake() as backend, SandboxHost(backend, PLAIN, "host") as host:
         box = (await acquire(host)).box
         backend.fail_ends = 2
         assert await host.release(KEY, box)

@@ -14,7 +14,7 @@ from muster.errors import Fenced, MusterError, NotFound, Refused
 from muster.types import Limits
 from services.sandbox.adapters.fake import FakeBackend, open_fake
 from services.sandbox.adapters.native.backend import open_native
-from services.sandbox.box import Backend, Evidence, Judgement, JudgeSpec
+from services.sandbox.box import HOST, Backend, Evidence, Judgement, JudgeSpec, Source
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
 from tests.contract.hosts import KEY, acquire, key, step
@@ -39,7 +39,7 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def host(backend: Backend) -> AsyncIterator[SandboxHost]:
-    async with SandboxHost(backend, SandboxConfig(boxes_max=2), "host") as made:
+    async with SandboxHost(backend, SandboxConfig(boxes_max=2, warm_max=0), "host") as made:
         yield made
 
 
@@ -52,17 +52,17 @@ class SlowBackend(FakeBackend):
         self.slow_starts = False
         self.ran = 0
 
-    async def start(self, box: str, limits: Limits) -> None:
+    async def start(self, box: str, limits: Limits, source: Source = HOST) -> None:
         if self.slow_starts:
             self.began.set()
             await self.go.wait()
-        await super().start(box, limits)
+        await super().start(box, limits, source)
 
-    async def run(self, box: str, command: str, timeout_s: float) -> Evidence:
+    async def run(self, box: str, command: str, timeout_s: float, turn: int = -1) -> Evidence:
         self.ran += 1
         self.began.set()
         await self.go.wait()
-        return await super().run(box, command, timeout_s)
+        return await super().run(box, command, timeout_s, turn)
 
     async def judge(self, box: str, spec: JudgeSpec) -> Judgement:
         self.ran += 1
@@ -78,8 +78,15 @@ def slow() -> SlowBackend:
 
 @pytest.fixture
 async def slow_host(slow: SlowBackend) -> AsyncIterator[SandboxHost]:
-    async with SandboxHost(slow, SandboxConfig(boxes_max=2), "host") as made:
+    async with SandboxHost(slow, SandboxConfig(boxes_max=2, warm_max=0), "host") as made:
         yield made
+
+
+async def set_up(slow: SlowBackend, host: SandboxHost) -> None:
+    """The task's snapshot is there, no box is, and every further start waits."""
+    other = key(sibling=9)
+    await host.release(other, (await acquire(host, other)).box)
+    slow.slow_starts = True
 
 
 async def refused(call: Any, error: type[MusterError]) -> None:
@@ -223,7 +230,7 @@ async def test_a_verdict_that_nobody_got_is_kept_and_the_next_call_judges_again(
 async def test_a_starting_box_is_handed_to_the_next_owner(
     slow: SlowBackend, slow_host: SandboxHost
 ) -> None:
-    slow.slow_starts = True
+    await set_up(slow, slow_host)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(refused(acquire(slow_host), Fenced))
         await slow.began.wait()
@@ -237,7 +244,7 @@ async def test_a_starting_box_is_handed_to_the_next_owner(
 async def test_a_start_goes_on_for_a_new_owner_that_asks_only_later(
     slow: SlowBackend, slow_host: SandboxHost
 ) -> None:
-    slow.slow_starts = True
+    await set_up(slow, slow_host)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(refused(acquire(slow_host), Fenced))
         await slow.began.wait()
@@ -247,7 +254,8 @@ async def test_a_start_goes_on_for_a_new_owner_that_asks_only_later(
         await asyncio.sleep(0)
         slow.go.set()
 
-    assert newer.result().box.endswith("-1")  # the first that was started
+    assert slow.running == [newer.result().box]
+    assert newer.result().box.endswith("-3")  # after the set-up's and the first caller's: its own
 
 
 async def test_a_caller_of_a_former_owner_no_longer_waits_for_a_place(host: SandboxHost) -> None:
@@ -260,7 +268,7 @@ async def test_a_caller_of_a_former_owner_no_longer_waits_for_a_place(host: Sand
 
 
 async def test_boxes_that_the_new_owner_does_not_use_end_and_the_others_stay() -> None:
-    config = SandboxConfig(adopt_s=0.2)
+    config = SandboxConfig(adopt_s=0.2, warm_max=0)
     async with open_fake() as backend, SandboxHost(backend, config, "host") as host:
         used, _ = await acquire(host), await acquire(host, key(sibling=1))
         await step(host, used.box, 0, "true", episode=NEWER)

@@ -177,6 +177,7 @@ async def router(
     *,
     clocks: Clocks | None = None,
     verify_queue_s: float = 0.0,
+    host_away_s: float = 0.0,
     **rules: Any,
 ) -> AsyncIterator[Router]:
     """Start a router on the run; leaving the block ends it as abruptly as a crash would."""
@@ -191,6 +192,7 @@ async def router(
         durable.task_archive,
         box_start_timeout_s=5,
         verify_queue_s=verify_queue_s,
+        host_away_s=host_away_s,
         clocks=clocks,
     )
     driver = RouterDriver(machine, calls, durable, Registry(redis, run), journal, RouterConfig())

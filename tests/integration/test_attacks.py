@@ -1,263 +1,71 @@
-"""Attacks on a real box: each fails, and each succeeds once the one defence against it is off.
+"""Attacks on a real box: each fails, and each succeeds once the defence against it is off.
 
-The control is the proof: the same attempt in a disposable box with that defence left out. Where
-the kernel refuses even the control, the attack is skipped as unproven and does not count.
+The control is the proof: the same attempt, bounded, in a disposable box without that one defence.
+Where several defences stop an attempt, it succeeds without them all and fails with any one of
+them. Where the kernel refuses even the control, the attack is told as unproven and does not count.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from muster.types import Limits
-from services.sandbox.adapters.native.backend import NativeBackend, open_native
-from services.sandbox.adapters.native.spawn import DEFENCES
-from services.sandbox.box import Evidence, JudgeSpec, PutFile
+from tests.integration.attacks import by_calls, by_limits, by_mounts, by_network, by_processes
+from tests.integration.attacks.arena import Arena, open_arena
+from tests.integration.attacks.attempt import Attack
 
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
 ]
-
-ENV = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
-LIMITS = Limits(memory_bytes=256 << 20, pids=64, disk_bytes=32 << 20, disk_inodes=4096)
-
-FORKS = """python3 -c '
-import os, sys, time
-for count in range(150):
-    if os.fork() == 0:
-        time.sleep(20)
-        os._exit(0)
-' """
-INODES = """python3 -c '
-for count in range(6000):
-    open(f"/tmp/{count}", "w").close()
-' """
-# A user namespace of one's own gives every capability back, inside it.
-USER_NAMESPACE = """python3 -c '
-import ctypes, sys
-libc = ctypes.CDLL(None)
-inside = libc.unshare(0x10000000 | 0x00020000) == 0
-sys.exit(0 if inside and libc.mount(b"x", b"/mnt", b"tmpfs", 0, None) == 0 else 1)
-' """
-
-VSOCK = "python3 -c 'import socket; socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)'"
-
-
-@dataclass(frozen=True)
-class Attack:
-    """`command` ends with 0 exactly when the attack succeeded; `defence` is what stops it."""
-
-    name: str
-    defence: str
-    command: str
-
 
 ATTACKS = [
-    Attack(
-        "write a sysctl of the host",
-        "proc",
-        # The value that is there already: the attempt itself does no harm.
-        "read -r now < /proc/sys/vm/swappiness && echo $now > /proc/sys/vm/swappiness",
-    ),
-    Attack("mount", "caps", "mount -t tmpfs none /mnt"),
-    Attack("mount in a user namespace", "filter", USER_NAMESPACE),
-    Attack("reach past the network namespace by vsock", "filter", VSOCK),
-    Attack("read /etc/shadow of the host", "skeleton", "grep -q . /etc/shadow"),
-    Attack("read /root of the host", "skeleton", "ls -A /root | grep -q ."),
-    Attack("fork bomb", "pids", FORKS),
-    Attack("disk fill", "disk", "head -c 64M /dev/zero > /tmp/fill"),
-    Attack("disk fill with empty files", "disk", INODES),
-    Attack("memory fill", "memory", "python3 -c 'bytearray(400 << 20)'"),
+    attack
+    for module in (by_mounts, by_calls, by_processes, by_network, by_limits)
+    for attack in module.ATTACKS
 ]
+PROVEN_MIN = 60
 
 
-@asynccontextmanager
-async def a_box(folder: Path, defences: frozenset[str] = DEFENCES) -> AsyncIterator[NativeBackend]:
-    """A backend with one box named `a` in it."""
-    async with open_native(folder / uuid.uuid4().hex[:8], defences=defences) as backend:
-        await backend.start("a", LIMITS)
-        await backend.set_session("a", "/app", dict(ENV))
-        yield backend
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def arena(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Arena]:
+    async with open_arena(tmp_path_factory.mktemp("arena")) as opened:
+        yield opened
 
 
-async def attempt(folder: Path, attack: Attack, defences: frozenset[str]) -> Evidence:
-    async with a_box(folder, defences) as backend:
-        return await backend.run("a", attack.command, 20)
-
-
-def unproven(what: str, why: object) -> None:
-    pytest.skip(f"UNPROVEN, not counted: {what}: the control failed too: {why}")
+@pytest.fixture(scope="module")
+def controls() -> dict[str, str]:
+    """By attack: why its control failed; empty when it succeeded."""
+    return {}
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-async def test_an_attack_fails_and_only_its_defence_stops_it(
-    attack: Attack, tmp_path: Path
-) -> None:
-    defended = await attempt(tmp_path, attack, DEFENCES)
-    assert not defended.broken
-    assert defended.exit_code != 0, f"{attack.name} succeeded"
-    control = await attempt(tmp_path, attack, DEFENCES - {attack.defence})
-    if control.exit_code != 0:
-        unproven(attack.name, (control.head + control.tail).decode("utf-8", "replace")[-300:])
-
-
-async def test_a_box_cannot_connect_to_the_host(tmp_path: Path) -> None:
-    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello\n")
-        writer.close()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        attack = Attack("connect", "network", f"read -r x < /dev/tcp/127.0.0.1/{port}; test $x")
-        assert (await attempt(tmp_path, attack, DEFENCES)).exit_code != 0
-        control = await attempt(tmp_path, attack, DEFENCES - {"network"})
-    if control.exit_code != 0:
-        unproven("connect", control)
-
-
-def alive(marker: str) -> list[int]:
-    """Processes of this machine, in every namespace, with `marker` in their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # it ended while we looked
-            if marker.encode() in command:
-                found.append(int(entry.name))
-    return found
-
-
-async def outlive(folder: Path, defences: frozenset[str]) -> tuple[int, int]:
-    """How many processes of a timed-out step live on; and how many after the box has ended."""
-    marker = f"4{uuid.uuid4().int % 10**9}"
-    # One that ignores signals, one that leaves the session and the process group.
-    command = f"trap '' TERM HUP INT; setsid sleep {marker} & sleep {marker}"
-    async with a_box(folder, defences) as backend:
-        found = await backend.run("a", command, 0.5)
-        assert found.timed_out
-        left = len(alive(marker))
-        assert (await backend.run("a", "echo on", 10)).head == b"on\n"
-    return left, len(alive(marker))
-
-
-async def test_nothing_outlives_the_time_limit_of_its_step(tmp_path: Path) -> None:
-    assert await outlive(tmp_path, DEFENCES) == (0, 0)
-    control, after = await outlive(tmp_path, DEFENCES - {"kill"})
-    assert after == 0
-    if control == 0:
-        unproven("outlive the time limit", "killing the shell alone ended all of it")
-
-
-async def judged(folder: Path, planting: str, test: str, defences: frozenset[str]) -> dict:
-    async with a_box(folder, defences) as backend:
-        planted = await backend.run("a", planting, 20)
-        assert planted.exit_code == 0, (planted.head + planted.tail).decode()
-        await backend.seal("a")
-        script = PutFile("/tests/test.sh", 0o755, test.encode())
-        spec = JudgeSpec((script,), "/tests/test.sh", "/app", dict(ENV), 20, LIMITS)
-        done = await backend.judge("a", spec)
-        text = (done.evidence.head + done.evidence.tail).decode()
-        return {"files": done.files, "problems": done.problems, "output": text}
-
-
-PLANTED_VERDICT = (
-    "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt"
-    " && echo '{\"reward\": 1}' > /logs/verifier/reward.json"
-)
-
-
-async def test_a_planted_verdict_is_never_read(tmp_path: Path) -> None:
-    defended = await judged(tmp_path, PLANTED_VERDICT, "exit 1", DEFENCES)
-    assert defended["files"] == {}
-    control = await judged(tmp_path, PLANTED_VERDICT, "exit 1", DEFENCES - {"verdict"})
-    if control["files"].get("reward.txt") != b"1\n":
-        unproven("planted verdict", control)
+async def test_an_attack_fails(attack: Attack, arena: Arena) -> None:
+    assert await arena.attempt(attack), f"{attack.name} succeeded"
 
 
 @pytest.mark.parametrize(
-    "planting",
-    [
-        "rm -rf /logs && mkdir /trap && ln -s /trap /logs && mkdir /trap/verifier",
-        "mkdir -p /trap && rm -rf /tests && ln -s /trap /tests && echo 'exit 0' > /trap/test.sh",
-        "rm /bin && mkdir /bin && printf '#!/usr/bin/bash\\necho evil' > /bin/sh"
-        " && chmod 755 /bin/sh",
-        "echo /no/such/library.so > /etc/ld.so.preload",
-        "cp -r /usr/lib64 /l && rm /lib64 && mv /l /lib64 && printf x > /lib64/ld-linux-x86-64.so.2"
-        " || true",
-        "mkdir -p /etc/python3.11 && echo 'print(\"evil\")' > /etc/python3.11/sitecustomize.py",
-        "mkdir -p /app/site && echo 'print(\"evil\")' > /app/json.py",
-        "echo 'echo evil' > ~/.bashrc; echo 'echo evil' > ~/.profile;"
-        " echo 'echo evil' > /etc/profile",
-        "rm -rf /app && ln -s /etc /app",
-        "rm -rf /app",
-    ],
+    "attack", [a for a in ATTACKS if len(a.off) > 1], ids=lambda attack: attack.name
 )
-async def test_what_the_agent_planted_decides_nothing_in_the_verifier(
-    planting: str, tmp_path: Path
+async def test_each_of_several_defences_stops_it_alone(attack: Attack, arena: Arena) -> None:
+    off = frozenset(attack.off)
+    for defence in attack.off:
+        assert await arena.attempt(attack, off - {defence}), f"{defence} alone does not stop it"
+
+
+async def test_attacks_succeed_once_their_defences_are_off(
+    arena: Arena, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    test = (
-        "/bin/sh -c 'echo fine'; id -un; python3 -P -c 'import json';"
-        " echo 0 > /logs/verifier/reward.txt"
-    )
-    found = await judged(tmp_path, planting, test, DEFENCES)
-    assert found["output"] == "fine\nroot\n"
-    assert found["files"] == {"reward.txt": b"0\n"}
-
-
-@pytest.mark.parametrize(
-    ("test", "problem"),
-    [
-        ("ln -s /etc/passwd /logs/verifier/reward.txt", "not a plain file"),
-        ("mkfifo /logs/verifier/reward.txt", "not a plain file"),
-        ("mkdir /logs/verifier/reward.txt", "not a plain file"),
-        ("head -c 100000 /dev/zero > /logs/verifier/reward.txt", "over 65536 bytes"),
-    ],
-)
-async def test_a_verdict_that_is_no_plain_small_file_is_not_followed(
-    test: str, problem: str, tmp_path: Path
-) -> None:
-    found = await judged(tmp_path, "true", test, DEFENCES)
-    assert found["files"] == {}
-    assert problem in found["problems"]["reward.txt"]
-
-
-async def test_an_agent_sees_nothing_of_the_host(tmp_path: Path) -> None:
-    look = "cat /proc/*/cmdline /proc/*/environ /proc/self/mountinfo /proc/cmdline; ls /sys /work"
-    async with a_box(tmp_path) as backend:
-        found = await backend.run("a", look, 20)
-    text = (found.head + found.tail).decode("utf-8", "replace")
-    assert str(tmp_path) not in text
-    assert "keeper" not in text
-
-
-async def test_pid_1_cannot_be_killed_or_traced(tmp_path: Path) -> None:
-    async with a_box(tmp_path) as backend:
-        await backend.run("a", "kill -9 1; kill -INT 1; kill -TERM 1; kill -9 -1", 10)
-        await backend.run("a", "cat /proc/1/mem; ls /proc/1/fd; echo x > /proc/1/oom_score_adj", 10)
-        assert (await backend.run("a", "echo on", 10)).head == b"on\n"
-
-
-async def test_a_program_of_the_agent_that_the_verifier_runs_as_nobody_cannot_write_the_verdict(
-    tmp_path: Path,
-) -> None:
-    forging = "printf 'echo 1 > /logs/verifier/reward.txt; echo ran' > /app/run; chmod 755 /app/run"
-    aside = "setpriv --reuid=nobody --regid=nogroup --clear-groups --inh-caps=-all --"
-    test = "echo 0 > /logs/verifier/reward.txt; {} bash /app/run 2>/dev/null"
-    defended = await judged(tmp_path, forging, test.format(aside), DEFENCES)
-    assert defended["files"] == {"reward.txt": b"0\n"}
-    assert defended["output"] == "ran\n"
-    # The control, and the reason for the rule: run as root it forges its verdict.
-    control = await judged(tmp_path, forging, test.format(""), DEFENCES)
-    assert control["files"] == {"reward.txt": b"1\n"}
+    refused = {a.name: await arena.attempt(a, frozenset(a.off)) for a in ATTACKS}
+    unproven = {name: why for name, why in refused.items() if why}
+    proven = len(ATTACKS) - len(unproven)
+    with capsys.disabled():
+        print(f"\n{proven} attacks proven")  # noqa: T201
+        for name, why in unproven.items():
+            print(f"UNPROVEN, not counted: {name}: the control failed too: {why}")  # noqa: T201
+    assert proven >= PROVEN_MIN, unproven

@@ -76,7 +76,10 @@ async def record(
 
 @asynccontextmanager
 async def fake_host() -> AsyncIterator[tuple[SandboxHost, str]]:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "h1") as host:
+    async with (
+        open_fake() as backend,
+        SandboxHost(backend, SandboxConfig(warm_max=0), "h1") as host,
+    ):
         servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host))
         async with rpc.serve("127.0.0.1:0", [servicer], names=[SERVICE_NAME]) as server:
             yield host, server.address

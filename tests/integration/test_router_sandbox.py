@@ -55,7 +55,10 @@ def counting(request: inf.GenerateRequest) -> list[inf.GenerateResponse]:
 
 @asynccontextmanager
 async def hosted(redis: Redis, run: str) -> AsyncIterator[tuple[FakeBackend, SandboxHost]]:
-    async with open_fake() as backend, SandboxHost(backend, SandboxConfig(), "h0") as host:
+    async with (
+        open_fake() as backend,
+        SandboxHost(backend, SandboxConfig(warm_max=0), "h0") as host,
+    ):
         hosts: Any = [SandboxServicer(host)]
         async with fleet(redis, run, hosts=hosts) as (replicas, _):
             replicas[0].spoil = counting

@@ -231,7 +231,8 @@ SERVICE = textwrap.dedent(
         async with open_native(Path(sys.argv[1])) as backend, asyncio.TaskGroup() as tasks:
             for number in range(20):
                 name = f"b{number}"
-                await backend.start(name, Limits())
+                cpus = 0.5 if backend.limits_cpu and number % 2 else 0.0
+                await backend.start(name, Limits(cpus=cpus))
                 await backend.set_session(name, "/app", {"PATH": "/usr/bin:/bin"})
                 await backend.run(name, f"setsid sleep {sys.argv[2]} & echo x > /tmp/x", 20)
                 if number % 2:

@@ -261,12 +261,14 @@ class MeasuresByTheWall(Calls):
 class TakesSilenceForDeath(Calls):
     """Takes a host that does not answer for one that died."""
 
-    def _twice(self, op: str, host: Any, serve: Any, hear: Any, seconds: float) -> None:
+    def _keyed(self, op: str, host: Any, serve: Any, hear: Any, *limits: Any) -> None:
+        """Not one repeat, and what brought no answer is blamed."""
+
         def heard(found: Any) -> None:
             silent = isinstance(found, Unavailable)
             hear(DiedInFlight(str(found)) if silent else found)
 
-        super()._twice(op, host, serve, heard, seconds)
+        self.net.call(self.router, host, op, serve, heard, limits[0])
 
 
 class ServesAtOnce(Replica):

@@ -1,8 +1,9 @@
 """The router's calls to replicas and hosts: one command in, one event out.
 
 Owns: channels, deadlines, conversations' tokens. Promise: an expected failure becomes an event;
-an Exec whose answer was lost is asked for again under the same key, so it never runs twice; every
-stream is cancelled when its reader leaves. Does not cover: what is decided on the events.
+an Exec whose answer was lost is asked for again under the same key, so it never runs twice, and
+also of the successor of a host whose service went away; every stream is cancelled when its reader
+leaves. Does not cover: what is decided on the events.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub
 from services.router import events as e
 from services.router.adapters.clocks import Clocks
-from services.router.adapters.reach import best_effort, loss_at_verdict, loss_of, twice
+from services.router.adapters.reach import begun, best_effort, keyed, loss_at_verdict, loss_of
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import ChatCodec, Conversation
 
@@ -51,9 +52,14 @@ class Calls:
         *,
         box_start_timeout_s: float,
         verify_queue_s: float = 0.0,
+        host_away_s: float = 0.0,
         clocks: Clocks | None = None,
     ):
-        """`verify_queue_s`: how long a verification may wait for a place on its host."""
+        """`verify_queue_s`: how long a verification may wait for a place on its host.
+
+        `host_away_s`: how long a sandbox host may be away before its boxes count as lost.
+        """
+        self._host_away_s = host_away_s
         self._codec, self._archive = chat_codec, archive
         self._box_start_timeout_s, self._verify_queue_s = box_start_timeout_s, verify_queue_s
         self._clocks = clocks or Clocks()
@@ -246,14 +252,17 @@ class Calls:
                     disk_bytes=limits.disk_bytes,
                     disk_inodes=limits.disk_inodes,
                     output_bytes=limits.output_bytes,
+                    cpus=limits.cpus,
                 ),
                 fresh=command.fresh,
             )
+
+            async def call() -> sbx.AcquireBoxResponse:
+                stub = self._host(command.host)
+                return await stub.AcquireBox(request, timeout=self._box_start_timeout_s)
+
             await failpoints.at("router.acquire.before")
-            with rpc.calling(f"AcquireBox on {command.host}"):
-                box = await self._host(command.host).AcquireBox(
-                    request, timeout=self._box_start_timeout_s
-                )
+            box = await begun(call, f"AcquireBox on {command.host}", self._host_away_s)
             await failpoints.at("router.acquire.after")
         except Fenced:
             raise
@@ -286,7 +295,7 @@ class Calls:
             return answer
 
         try:
-            step = await twice(call, f"Exec on {command.host}")
+            step = await keyed(call, f"Exec on {command.host}", self._host_away_s)
             limit = codec.limit_from_pb(step.limit)
         except Fenced:
             raise
@@ -316,10 +325,13 @@ class Calls:
             episode=codec.key_to_pb(command.episode), box=command.box, after_turn=command.after
         )
         deadline = self._verify_queue_s + command.timeout_s + _SLACK_S
+
+        async def call() -> sbx.VerifyResponse:
+            return await self._host(command.host).Verify(request, timeout=deadline)
+
         try:
             await failpoints.at("router.verify.before")
-            with rpc.calling(f"Verify on {command.host}"):
-                verdict = await self._host(command.host).Verify(request, timeout=deadline)
+            verdict = await keyed(call, f"Verify on {command.host}", self._host_away_s, 1)
             await failpoints.at("router.verify.after")
             status = codec.verdict_from_pb(verdict.status)
         except Fenced:
@@ -343,7 +355,7 @@ class Calls:
             await self._host(command.host).ReleaseBox(request, timeout=10)
             await failpoints.at("router.release.after")
 
-        await best_effort(call)
+        await best_effort(call, self._host_away_s)
 
 
 def _told(value: float) -> float:

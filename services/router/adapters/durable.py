@@ -372,6 +372,7 @@ def task_info(task: Task) -> e.TaskInfo:
         max_turns=task.max_turns or 0,
         episode_timeout_s=task.agent_timeout_s or 0.0,
         verify_timeout_s=task.verifier_timeout_s,
+        builds=bool(task.unbuildable),
     )
 
 

@@ -8,27 +8,48 @@ at once. Does not cover: which box may exist (pool.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from enum import StrEnum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from muster.errors import Fenced, MusterError, NotFound, Unavailable
 from muster.taskset import Task, TaskFile
 from muster.types import EpisodeKey, Limits, Value
+from services.sandbox.adapters.hostload import HostLoad
 from services.sandbox.box import Evidence
+from services.sandbox.content import Setup
+from services.sandbox.counts import Counts
+from services.sandbox.events import identity
+from services.sandbox.layers import Layer
 from services.sandbox.ledger import Ledger, StepRecord
+from services.sandbox.places import BoxState
 from services.sandbox.verdict import Verdict
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class Made(StrEnum):
+    """How a box came to be; the names of BoxSource on the wire."""
+
+    COLD = "COLD"
+    FORK = "FORK"
+    WARM = "WARM"
+
+
 class Acquired(Value, frozen=True):
-    """A box ready for its first step; start_s is its start and set-up, without waiting."""
+    """A box ready for its first step.
+
+    start_s: its start, with the set-up if that was run for this call, without waiting; waited_s:
+    for a place, or for the set-up that another call began.
+    """
 
     box: str
     start_s: float
     workdir: str
+    made: Made = Made.COLD
+    waited_s: float = 0.0
 
 
 class Verified(Value, frozen=True):
@@ -46,14 +67,42 @@ class Living(Value, frozen=True):
     newest_turn: int
 
 
+class Capacity(Value, frozen=True):
+    """How many boxes there may be: in all, starting at once, unused."""
+
+    boxes_max: int
+    starting_max: int
+    warm_max: int
+
+
+class HostStatus(Value, frozen=True):
+    """What a host has and does now; `states`: boxes by state of the pool."""
+
+    capacity: Capacity
+    states: Mapping[BoxState, int]
+    waiting: int
+    snapshots: int
+    snapshot_bytes: int
+    counts: Counts
+    load: HostLoad
+
+
 class UsedBox:
     """What the driver keeps of one box."""
 
-    def __init__(self, task: Task, files: dict[str, TaskFile], granted: Limits, ledger: Ledger):
+    def __init__(
+        self, task: Task, files: dict[str, TaskFile], granted: Limits, setup: Setup, ledger: Ledger
+    ):
         self.task, self.files, self.limits, self.ledger = task, files, granted, ledger
+        self.setup = setup
+        self.forked_from = ""  # the box whose files it goes on from
+        self.forked_at = -1  # and the newest turn of that one
+        self.being_copied = False  # its snapshot is taken: no step begins
+        self.noted_epoch = -1  # the owner under which its backend would give it to a successor
         self.step: asyncio.Task[StepRecord | MusterError] | None = None
         self.verification: asyncio.Task[Verified | MusterError] | None = None
         self.untold: Verified | None = None  # a verdict that no caller has got yet
+        self.final: Verified | None = None  # one that cannot be had again
         self.acquired: Acquired | None = None
         self.touched = False  # a step or verification was asked for
         self.ended = asyncio.Event()
@@ -62,11 +111,19 @@ class UsedBox:
 class Ask:
     """A box that is asked for, by one caller or several, until it has ended."""
 
-    def __init__(self, attempt: EpisodeKey, box: UsedBox, ticket: int):
-        self.attempt, self.box, self.ticket = attempt, box, ticket
+    def __init__(self, key: EpisodeKey, box: UsedBox, ticket: int, since: float):
+        self.key, self.box, self.ticket, self.since = key, box, ticket, since
+        self.attempt = identity(key)
+        self.set_up_since = -1.0  # when the set-up that was run for it began
+        self.layer: Layer | None = None  # of a fork
         self.answer: asyncio.Future[Acquired] = asyncio.get_running_loop().create_future()
         self.name = ""  # of the box, once its start has begun
         self.callers = 0
+
+    @property
+    def pin(self) -> str:
+        """Under which it keeps the snapshot that its box will start from."""
+        return f"ticket-{self.ticket}"
 
     def settle(self, error: MusterError) -> None:
         """Tell every caller that there will be no box; nothing if there is one."""

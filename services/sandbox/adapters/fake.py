@@ -1,30 +1,66 @@
-"""Boxes in memory under the same contract, for the contract tests.
+"""Boxes in memory, for tests without root: same contract as the native backend.
 
-Owns: files, session and background jobs of each box as plain values. Promise: what
+Owns: files, session and snapshots of each box as plain values. Promise: what
 tests/contract/test_box.py asks of a backend, for the toy shell of fakeshell.py; no process is
-started and no command ever touches the host. Does not cover: isolation, real programs; the setting
-`fake` opens scripted.py.
+started and no command ever touches the host. Boxes stay when a host that used them goes away, so
+that another one over the same backend finds them. Does not cover: isolation, real programs; the
+setting `fake` opens scripted.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 
+from muster.archive import TaskFile
+from muster.errors import InvalidInput
 from muster.types import Limits
 from services.sandbox.adapters.fakeshell import Shell, ToyBroken
 from services.sandbox.adapters.native.spool import Spool
-from services.sandbox.box import BoxFailure, Evidence, Judgement, JudgeSpec, PutFile
+from services.sandbox.box import (
+    HOST,
+    BoxFailure,
+    CopiedFile,
+    Evidence,
+    Judgement,
+    JudgeSpec,
+    KeptStep,
+    PutFile,
+    Snapshot,
+    Source,
+    Survivor,
+)
+
+_KEPT = 16
+_HIDDEN = ("/tests/", "/logs/", "/etc/")  # of the agent's files, from its verifier
+
+
+class _Layer:
+    """All files of a snapshot, those that an agent had no hand in, and what it stands on."""
+
+    def __init__(self, name: str, box: _Box, *, keep: bool):
+        self.name, self.under = name, box.under
+        self.files = dict(box.shell.files)
+        self.trusted = dict(box.trusted if keep else box.shell.files)
+        size = sum(len(data) for data in self.files.values())
+        self.told = Snapshot(size, box.depth + 1, box.shell.cwd, dict(box.shell.env))
 
 
 class _Box:
-    def __init__(self, limits: Limits, files: dict[str, bytes]):
-        self.limits, self.shell = limits, Shell(files)
+    def __init__(self, limits: Limits, layer: _Layer | None):
+        self.limits = limits
+        self.shell: Shell = Shell(dict(layer.files) if layer else {})
+        self.trusted: dict[str, bytes] = dict(layer.trusted) if layer else {}
+        self.under: str = layer.name if layer else ""
+        self.depth: int = layer.told.depth if layer else 0
         self.sealed = False
         self.broken = ""
+        self.note = b""
+        self.kept: list[KeptStep] = []
 
 
 class FakeBackend:
@@ -32,30 +68,120 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self._boxes: dict[str, _Box] = {}
+        self._layers: dict[str, _Layer] = {}
         self.fail_starts = 0  # the next so many starts fail
         self.fail_ends = 0  # and ends: the box stays
         self.fail_steps = 0  # and steps, a verifier's too: their results are lost
+        self.fail_snapshots = 0
+        self.dead: set[str] = set()  # boxes that are not alive any more
+        self.begun: dict[str, tuple[int, str]] = {}  # steps that run on without their host
 
     @property
     def tells_stall(self) -> bool:
         return False
 
     @property
+    def builds(self) -> bool:
+        return False
+
+    @property
     def running(self) -> list[str]:
         return sorted(self._boxes)
 
-    async def start(self, box: str, limits: Limits) -> None:
+    @property
+    def layers(self) -> list[str]:
+        return sorted(self._layers)
+
+    async def build(self, content: str, context: dict[str, TaskFile], timeout_s: float) -> Source:
+        del context, timeout_s
+        raise BoxFailure(f"this backend builds no Dockerfile ({content})")
+
+    async def start(self, box: str, limits: Limits, source: Source = HOST) -> None:
         if box in self._boxes:
             raise BoxFailure(f"box {box} exists")
         if self.fail_starts:
             self.fail_starts -= 1
             raise BoxFailure("told to fail")
-        self._boxes[box] = _Box(limits, {})
+        self._boxes[box] = _Box(limits, self._layer(source.layer) if source.layer else None)
+
+    async def alive(self, box: str) -> bool:
+        found = self._boxes.get(box)
+        return found is not None and not (found.broken or found.sealed or box in self.dead)
+
+    async def snapshot(self, box: str, layer: str, *, keep: bool) -> Snapshot:
+        found = self._live(box)
+        if found.sealed or layer in self._layers:
+            raise BoxFailure(f"{box} is sealed" if found.sealed else f"snapshot {layer} exists")
+        if self.fail_snapshots:
+            self.fail_snapshots -= 1
+            raise BoxFailure("told to fail")
+        made = self._layers[layer] = _Layer(layer, found, keep=keep)
+        if not keep:
+            del self._boxes[box]
+        return made.told
+
+    async def squash(self, layer: str, into: str) -> Snapshot:
+        found = self._layer(layer)
+        if into in self._layers:
+            raise BoxFailure(f"snapshot {into} exists")
+        made = _Layer.__new__(_Layer)
+        made.name, made.under = into, ""
+        made.files, made.trusted = dict(found.files), dict(found.trusted)
+        made.told = msgspec.structs.replace(found.told, depth=1)
+        self._layers[into] = made
+        return made.told
+
+    async def drop(self, layer: str) -> bool:
+        users = [name for name, box in self._boxes.items() if box.under == layer]
+        users += [name for name, other in self._layers.items() if other.under == layer]
+        if users:
+            raise BoxFailure(f"snapshot {layer} is in use by {users[0]}")
+        return self._layers.pop(layer, None) is not None
+
+    async def copy_in(self, box: str, folder: str, files: tuple[CopiedFile, ...]) -> None:
+        held = self._live(box).shell.files
+        for file in files:
+            if file.kind == "file":
+                held[posixpath.normpath(posixpath.join(folder, file.path))] = file.data
+
+    async def copy_out(self, box: str, path: str, bytes_max: int) -> tuple[CopiedFile, ...]:
+        held = self._live(box).shell.files
+        top, name = posixpath.normpath(path), posixpath.basename(posixpath.normpath(path))
+        found = {name + p[len(top) :]: d for p, d in held.items() if p.startswith(top + "/")}
+        if top in held:
+            found[name] = held[top]
+        if not found or sum(map(len, found.values())) > bytes_max:
+            problem = "is too large" if found else "is not there"
+            raise InvalidInput(f"{path} {problem}", field="path", value=path, way_out="look at it")
+        folder = () if top in held else (CopiedFile(name, "folder", 0o755),)
+        return (*folder, *(CopiedFile(p, data=found[p]) for p in sorted(found)))
+
+    async def note(self, box: str, data: bytes) -> None:
+        self._live(box).note = data
+
+    async def survivors(self) -> tuple[Survivor, ...]:
+        found = []
+        for name, box in self._boxes.items():
+            running = self.begun.get(name)
+            turns = [step.turn for step in box.kept] + ([running[0]] if running else [])
+            newest = max(turns, default=-1)
+            kept = tuple(box.kept)
+            found.append(Survivor(name, box.limits, box.note, kept, running, newest, box.sealed))
+        return tuple(found)
+
+    async def rejoin(self, box: str) -> Evidence:
+        turn, command = self.begun.pop(box)
+        return await self.run(box, command, 60.0, turn)
 
     def _live(self, box: str) -> _Box:
         if box not in self._boxes:
             raise BoxFailure(f"there is no box {box}")
         return self._boxes[box]
+
+    def _layer(self, name: str) -> _Layer:
+        if name not in self._layers:
+            raise BoxFailure(f"there is no snapshot {name}")
+        return self._layers[name]
 
     async def put(self, box: str, files: tuple[PutFile, ...]) -> None:
         self._live(box).shell.files |= {file.path: file.data for file in files}
@@ -64,13 +190,16 @@ class FakeBackend:
         shell = self._live(box).shell
         shell.cwd, shell.env = cwd, dict(env)
 
-    async def run(self, box: str, command: str, timeout_s: float) -> Evidence:
+    async def run(self, box: str, command: str, timeout_s: float, turn: int = -1) -> Evidence:
         found = self._live(box)
         if found.sealed:
             raise BoxFailure(f"{box} is sealed")
         if found.broken:
             return Evidence(exit_code=137, broken=found.broken)
-        return await self._run(found, command, timeout_s)
+        evidence = await self._run(found, command, timeout_s)
+        if turn >= 0:
+            found.kept = [*found.kept, KeptStep(turn, command, evidence)][-_KEPT:]
+        return evidence
 
     async def _run(self, box: _Box, command: str, timeout_s: float) -> Evidence:
         if self.fail_steps:
@@ -106,11 +235,14 @@ class FakeBackend:
 
     async def judge(self, box: str, spec: JudgeSpec) -> Judgement:
         agent = self._live(box)
-        if not agent.sealed:
+        if not agent.sealed and not spec.live:
             raise BoxFailure(f"{box} is not sealed")
-        hidden = ("/tests/", "/logs/", "/etc/")
-        files = {p: d for p, d in agent.shell.files.items() if not p.startswith(hidden)}
-        verifier = _Box(spec.limits, files | {file.path: file.data for file in spec.files})
+        if agent.sealed and spec.live:
+            raise BoxFailure(f"{box} is sealed")
+        theirs = {} if spec.live else agent.shell.files
+        files = {p: d for p, d in theirs.items() if not p.startswith(_HIDDEN)}
+        verifier = _Box(spec.limits, None)
+        verifier.shell.files = agent.trusted | files | {file.path: file.data for file in spec.files}
         verifier.shell.cwd, verifier.shell.env = spec.cwd, dict(spec.env)
         script = verifier.shell.files.get(spec.script)
         if script is None:
@@ -128,6 +260,8 @@ class FakeBackend:
         if self.fail_ends:
             self.fail_ends -= 1
             raise BoxFailure("told to fail")
+        self.dead.discard(box)
+        self.begun.pop(box, None)
         return self._boxes.pop(box, None) is not None
 
 
@@ -137,3 +271,4 @@ async def open_fake() -> AsyncIterator[FakeBackend]:
     backend = FakeBackend()
     yield backend
     backend._boxes.clear()
+    backend._layers.clear()

@@ -81,9 +81,9 @@ def test_a_group_of_one_is_refused(muster: Shell, tmp_path: Path) -> None:
 
 
 def test_a_task_that_cannot_be_checked_is_named(muster: Shell, tmp_path: Path) -> None:
-    said = muster.fails("tasks", "check", str(_task(tmp_path)))
-    assert "solution/wrong.sh" in said
-    assert "→ add solution/solve.sh" in said
+    said = muster.fails("tasks", "check", str(tmp_path / "absent"))
+    assert "there is no such folder" in said
+    assert "→ name a task folder" in said
 
 
 def test_a_configuration_file_that_is_not_there_is_named(muster: Shell, tmp_path: Path) -> None:

@@ -136,3 +136,31 @@ async def test_a_full_server_takes_heartbeats(valkey: Redis) -> None:
     async with Registry(valkey, "r").announce("router", "r0", "h:1"):
         assert [e.id for e in await Registry(valkey, "r").list("router")] == ["r0"]
     await valkey.config_set("maxmemory", "0")
+
+
+async def test_of_two_processes_of_one_id_the_later_one_counts(valkey: Redis) -> None:
+    registry = Registry(valkey, "r", beat_s=0.001)
+    async with registry.announce("sandbox", "s0", "h:1"):
+        async with registry.announce("sandbox", "s0", "h:2"):
+            beaten = (await registry.list("sandbox"))[0].beat_unix_s
+            async with asyncio.timeout(10):
+                while (found := (await registry.list("sandbox"))[0]).beat_unix_s == beaten:
+                    pass
+            assert (found.address, found.incarnation) == ("h:2", 2)
+
+
+async def test_who_was_followed_withdraws_nothing(valkey: Redis) -> None:
+    registry = Registry(valkey, "r", beat_s=1000.0)
+    former = registry.announce("sandbox", "s0", "h:1")
+    await former.__aenter__()
+    async with registry.announce("sandbox", "s0", "h:2"):
+        await former.__aexit__(None, None, None)
+        assert [e.address for e in await registry.list("sandbox")] == ["h:2"]
+    assert await registry.list("sandbox") == []
+
+
+async def test_an_entry_that_nobody_can_read_is_followed(valkey: Redis) -> None:
+    await valkey.hset(KEY, "sandbox/s0", b"\xff{")
+    registry = Registry(valkey, "r")
+    async with registry.announce("sandbox", "s0", "h:1"):
+        assert [e.incarnation for e in await registry.list("sandbox")] == [1]

@@ -1,4 +1,4 @@
-"""Boxes that a former router left: which are given back at once."""
+"""Boxes that a former router, or a host's former service, left: which are given back at once."""
 
 from __future__ import annotations
 
@@ -42,8 +42,17 @@ STARTED = e.SiblingRestored(1, started=True)
         (RESUMED, found(group="gone-00003")),
         (STARTED, found()),
         (e.SiblingRestored(1, GOOD, 1), found()),
+        (e.SiblingRestored(1), found(former=7, group="gone-00003")),
     ],
-    ids=["another box", "another host", "older attempt", "over", "asks elsewhere", "has ended"],
+    ids=[
+        "another box",
+        "another host",
+        "older attempt",
+        "over",
+        "asks elsewhere",
+        "has ended",
+        "our own",
+    ],
 )
 def test_a_box_that_nobody_goes_on_in_is_given_back_at_once(
     told: e.SiblingRestored, boxes: e.BoxesFound
@@ -56,9 +65,9 @@ def test_a_box_that_nobody_goes_on_in_is_given_back_at_once(
     [
         (RESUMED, found()),
         (STARTED, found(host="h0")),
-        (e.SiblingRestored(1), found(former=7, group="gone-00003")),
+        (e.SiblingRestored(1), found(former=8, group="gone-00003")),
     ],
-    ids=["its records name it", "its host is asked for one", "our own"],
+    ids=["its records name it", "its host is asked for one", "of a later owner"],
 )
 def test_a_box_that_is_wanted_is_left_alone(told: e.SiblingRestored, boxes: e.BoxesFound) -> None:
     assert released(told, boxes) == []

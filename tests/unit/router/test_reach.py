@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.errors import Exhausted, MusterError, NotFound, Refused, Unavailable
-from services.router.adapters.reach import DiedInFlight, loss_at_verdict, loss_of, twice
+from services.router.adapters.reach import DiedInFlight, keyed, loss_at_verdict, loss_of
 from services.router.events import Loss
 from services.sandbox.adapters.callers import stops
 
@@ -69,19 +69,19 @@ class Calls:
 
 @pytest.mark.parametrize("first", [SOCKET, NOBODY], ids=str)
 async def test_a_call_whose_answer_was_lost_is_repeated_once(first: MusterError) -> None:
-    assert await twice(Calls(first), "Exec") == "kept"
+    assert await keyed(Calls(first), "Exec") == "kept"
 
 
 @pytest.mark.parametrize("first", [SOCKET, LATE], ids=str)
 async def test_a_process_that_ended_with_the_call_is_told_apart(first: MusterError) -> None:
     with pytest.raises(DiedInFlight):
-        await twice(Calls(first, REFUSED), "Exec")
+        await keyed(Calls(first, REFUSED), "Exec")
 
 
 @pytest.mark.parametrize("second", [SOCKET, NOBODY, LATE, UNKNOWN_BOX], ids=str)
 async def test_a_host_that_is_only_out_of_reach_was_not_killed(second: MusterError) -> None:
     with pytest.raises(MusterError) as caught:
-        await twice(Calls(SOCKET, second), "Exec")
+        await keyed(Calls(SOCKET, second), "Exec")
     assert loss_of(caught.value) is Loss.BOX_GONE
 
 
@@ -90,5 +90,5 @@ async def test_a_peer_that_was_gone_or_was_stopped_was_not_taken_by_the_command(
     first: MusterError,
 ) -> None:
     with pytest.raises(Unavailable) as caught:
-        await twice(Calls(first, REFUSED), "Exec")
+        await keyed(Calls(first, REFUSED), "Exec")
     assert loss_of(caught.value) is Loss.BOX_GONE

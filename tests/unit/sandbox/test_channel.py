@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -90,3 +91,42 @@ async def test_closing_wakes_a_call_in_flight(ends: tuple[Channel, Peer]) -> Non
         tasks.create_task(call())
         await peer.asked()
         channel.close()
+
+
+async def test_what_is_mentioned_needs_no_answer_and_waits_for_no_call(
+    ends: tuple[Channel, Peer],
+) -> None:
+    channel, peer = ends
+    assert channel.mention({"op": "beat"})
+    assert (await peer.asked())["op"] == "beat"
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(text(channel, "call"))
+        assert (await peer.asked())["op"] == "call"
+        assert channel.mention({"op": "beat"})  # left out: a call shows as much
+        peer.answer("one")
+        assert await call == "one"
+        assert channel.mention({"op": "last"})
+        assert (await peer.asked())["op"] == "last"
+
+
+async def test_a_peer_that_has_gone_cannot_be_mentioned_to(ends: tuple[Channel, Peer]) -> None:
+    channel, peer = ends
+    peer.end.close()
+    assert not channel.mention({"op": "beat"})
+
+
+async def test_a_caller_that_slept_past_its_limit_does_not_call_a_gone_peer_late(
+    ends: tuple[Channel, Peer],
+) -> None:
+    channel, peer = ends
+    async with asyncio.TaskGroup() as tasks:
+
+        async def call() -> None:
+            with pytest.raises(BoxFailure, match="gone") as caught:
+                await text(channel, "x", wait_s=0.05)
+            assert not isinstance(caught.value, Late)
+
+        tasks.create_task(call())
+        await peer.asked()
+        peer.end.close()
+        time.sleep(0.1)  # noqa: ASYNC251 - as a process that is stopped does

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from muster.archive import TaskFile, pack_files
+from muster.dockerfile import CopyFiles, RunCommand
 from muster.errors import InvalidInput
 from muster.taskset import Task, task_from_archive
 from muster.types import Limits
@@ -69,6 +73,92 @@ def test_the_verifier_gets_the_tests_and_a_clean_environment(
     assert spec.env["PATH"] == "/usr/bin:/bin"
     assert "ONE" not in spec.env
     assert environment.bounded(spec, 5.0).timeout_s == 5.0
+
+
+def test_the_verifier_is_told_where_the_tests_are(task: Task, files: dict[str, TaskFile]) -> None:
+    spec = environment.judge_spec(task, files, Limits())
+    assert spec.env["TEST_DIR"] == "/tests"
+    assert not spec.live
+
+
+def test_a_script_beside_the_tests_is_put_among_them(
+    task: Task, files: dict[str, TaskFile]
+) -> None:
+    files["run-tests.sh"] = TaskFile(0o755, b"pytest $TEST_DIR")
+    other = replace(task, test_script="run-tests.sh", verify="live")
+    spec = environment.judge_spec(other, files, Limits())
+    [script] = [file for file in spec.files if file.path == spec.script]
+    assert (script.data, script.mode, spec.live) == (b"pytest $TEST_DIR", 0o755, True)
+    assert spec.script.startswith("/tests/")
+    assert {f.path for f in spec.files} >= {"/tests/test.sh", "/tests/data/in.txt"}
+
+
+def test_a_task_that_only_an_image_builder_can_make_is_refused_elsewhere(task: Task) -> None:
+    other = replace(task, unbuildable="line 4: ARG is not supported")
+    environment.check(other, builds=True)
+    environment.check(task, builds=False)
+    with pytest.raises(InvalidInput, match="line 4: ARG") as caught:
+        environment.check(other, builds=False)
+    assert caught.value.field == "environment/Dockerfile"
+    assert "docker" in caught.value.way_out
+
+
+def test_content_is_of_what_is_prepared_and_of_nothing_else(
+    task: Task, files: dict[str, TaskFile]
+) -> None:
+    once = environment.content(task, files)
+    assert len(once) == 64
+    renamed = replace(task, name="other", digest="0" * 64, verifier_timeout_s=3.0, cpus=1.0)
+    elsewhere = files | {"tests/test.sh": TaskFile(0o644, b"exit 1")}
+    assert environment.content(renamed, elsewhere) == once
+    assert environment.content(task, files, builds=True) != once
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"env": (("MOOD", "wild"),)},
+        {"workdir": "/c"},
+        {"base": "ubuntu:24.04"},
+        {"build": (RunCommand("true"),)},
+        {"build": ()},
+        {"build": (CopyFiles("tool.sh", "/a/", None),)},
+    ],
+)
+def test_what_prepares_a_box_otherwise_is_other_content(
+    change: dict[str, Any], task: Task, files: dict[str, TaskFile]
+) -> None:
+    once = environment.content(task, files)
+    assert environment.content(replace(task, **change), files) != once
+
+
+def test_a_copied_file_and_the_base_are_part_of_the_content(
+    task: Task, files: dict[str, TaskFile]
+) -> None:
+    once = environment.content(task, files)
+    for mode, data in ((0o644, b"echo other"), (0o755, b"echo tool")):
+        changed = files | {"environment/tool.sh": TaskFile(mode, data)}
+        # The line says --chmod=755, so a file's own mode does not count.
+        assert (environment.content(task, changed) == once) is (data == b"echo tool")
+    assert environment.content(task, files, "sha256:1") != environment.content(
+        task, files, "sha256:2"
+    )
+    unused = files | {"environment/unused": TaskFile(0o644, b"x")}
+    assert environment.content(task, unused) == once
+    assert environment.content(task, unused, builds=True) != environment.content(
+        task, files, builds=True
+    )
+
+
+def test_parts_of_the_content_do_not_run_into_each_other(
+    task: Task, files: dict[str, TaskFile]
+) -> None:
+    split = [
+        replace(task, build=(RunCommand("a"), RunCommand("b"))),
+        replace(task, build=(RunCommand("ab"),)),
+        replace(task, build=(RunCommand("b"), RunCommand("a"))),
+    ]
+    assert len({environment.content(each, files) for each in split}) == 3
 
 
 def test_limits_take_the_caller_s_figure_then_the_task_s() -> None:

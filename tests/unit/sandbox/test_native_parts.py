@@ -91,9 +91,9 @@ def test_frames_are_bounded_before_they_are_read() -> None:
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
 
-def decide(program: bytes, number: int, arch: int, first_argument: int = 0) -> int:
+def decide(program: bytes, number: int, arch: int, first: int = 0, second: int = 0) -> int:
     """A small interpreter of the few instructions that the filter uses."""
-    data = struct.pack("IIQQ", number, arch, 0, first_argument)
+    data = struct.pack("IIQQQ", number, arch, 0, first, second)
     at, value = 0, 0
     while True:
         code, if_true, if_false, k = struct.unpack_from("HBBI", program, at * 8)
@@ -126,6 +126,32 @@ def test_the_filter_denies_what_it_lists(
     assert answers == [ALLOW] * 4 + [0x00050061] * 3
     assert decide(program, read, 0x40000003) == KILL
     assert decide(program, read | 0x40000000, arch) == ENOSYS
+
+
+@pytest.mark.parametrize(
+    ("machine", "column", "arch"), [("x86_64", 0, 0xC000003E), ("aarch64", 1, 0xC00000B7)]
+)
+def test_every_call_of_the_list_is_denied_and_no_other(
+    machine: str, column: int, arch: int
+) -> None:
+    program = seccomp.program(machine)
+    assert program is not None
+    numbers = {both[column] for both in seccomp.DENIED.values()} - {-1}
+    denied = {number for number in range(600) if decide(program, number, arch) == EPERM}
+    assert denied == numbers
+
+
+@pytest.mark.parametrize(
+    ("machine", "arch", "ioctl"), [("x86_64", 0xC000003E, 16), ("aarch64", 0xC00000B7, 29)]
+)
+def test_nobody_types_into_a_terminal(machine: str, arch: int, ioctl: int) -> None:
+    program = seccomp.program(machine)
+    assert program is not None
+    for request in (0x5412, 0x541C, 0x5423, 0xFFFF_FFFF_0000_5412):  # the kernel takes the low half
+        assert decide(program, ioctl, arch, 0, request) == EPERM
+    assert decide(program, ioctl, arch, 0, 0x5401) == ALLOW
+    assert decide(program, ioctl, arch, 0x5412, 0) == ALLOW
+    assert decide(program, ioctl + 1, arch, 0, 0x5412) == ALLOW
 
 
 def test_an_unknown_machine_has_no_filter() -> None:

@@ -6,14 +6,12 @@ import pytest
 
 from muster.errors import Fenced, NotFound
 from muster.types import EpisodeKey
-from services.sandbox.pool import (
+from services.sandbox.events import (
     Asked,
     Claimed,
     EndBox,
     Ended,
     GaveUp,
-    Pool,
-    PoolRules,
     RefuseTicket,
     Released,
     Spoke,
@@ -23,6 +21,8 @@ from services.sandbox.pool import (
     TellFormer,
     Ticked,
 )
+from services.sandbox.owners import Owners
+from services.sandbox.pool import Pool, PoolRules
 
 RULES = PoolRules(boxes_max=3, starting_max=2, waiting_max=2, idle_s=100.0, adopt_s=20.0)
 
@@ -164,7 +164,9 @@ def test_an_untouched_box_ends(pool: Pool) -> None:
     assert pool.handle(Ticked(), 161) == [EndBox("box-1", "untouched for 100 s")]
 
 
-def test_epochs_of_many_runs_are_remembered_within_bounds(pool: Pool) -> None:
-    for number in range(1000):
-        pool.handle(Spoke(key(0, run=f"run-{number}")), 0)
-    assert len(pool._owners) <= 257
+def test_epochs_of_many_runs_are_remembered_within_bounds() -> None:
+    owners = Owners(runs_max=3)
+    for number in range(9):
+        owners.hear(f"run-{number}", 7, 0.0, busy={"run-0"})
+    known = [number for number in range(9) if owners.fence(f"run-{number}", 6)]
+    assert known == [0, 7, 8]

@@ -13,23 +13,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.errors import Fenced
-from muster.types import EpisodeKey
-from services.sandbox import pool as p
+from muster.types import EpisodeKey, Limits
+from services.sandbox import events as p
+from services.sandbox.pool import BoxState, Pool, PoolRules
+from services.sandbox.warm import Kind
 
 EXAMPLES = int(os.environ.get("MUSTER_TEST_EXAMPLES", "200"))
-RULES = p.PoolRules(boxes_max=3, starting_max=2, waiting_max=2, idle_s=40.0, adopt_s=15.0)
+RULES = PoolRules(
+    boxes_max=3, starting_max=2, waiting_max=3, idle_s=40.0, adopt_s=15.0, building_max=1
+)
 RUNS = ("r", "s")
+KINDS = (
+    None,
+    Kind("bare", Limits(), set_up=False),
+    Kind("a", Limits()),
+    Kind("a", Limits(pids=9)),
+    Kind("b", Limits()),
+)
 
 
 @dataclass
 class Book:
     """One box as the book-keeper knows it."""
 
-    attempt: tuple[str, int]
+    attempt: tuple[str, int] | None  # None: a set-up runs in it
     owner: int
     state: str
     touched: float
     doomed: bool = False
+    content: str = ""
 
 
 @dataclass
@@ -41,12 +53,13 @@ class Books:
     tickets: int = 0
     newest: dict[str, tuple[int, float]] = field(default_factory=dict)
     boxes: dict[str, Book] = field(default_factory=dict)
-    queue: list[tuple[int, EpisodeKey, float]] = field(default_factory=list)
+    queue: list[tuple[int, EpisodeKey, float, Kind | None]] = field(default_factory=list)
+    contents: set[str] = field(default_factory=set)  # that have a snapshot
     made: int = 0
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
-        self.pool = p.Pool(RULES)
+        self.pool = Pool(RULES)
 
     def key(self) -> EpisodeKey:
         run, epoch = self.chance.choice(RUNS), self.chance.randint(1, 4)
@@ -54,7 +67,8 @@ class Books:
 
     def step(self) -> None:
         self.now += self.chance.choice((0.0, 0.5, 3.0, 9.0))
-        verbs = (self.ask, self.speak, self.claim, self.leave, self.settle, self.settle, self.tick)
+        settle = (self.settle, self.settle)
+        verbs = (self.ask, self.speak, self.claim, self.leave, *settle, self.drop, self.tick)
         event, due = self.chance.choice(verbs)()
         if event is None:
             return
@@ -78,16 +92,17 @@ class Books:
 
     def ask(self) -> tuple[p.Event | None, list[p.Command]]:
         key, limit = self.key(), self.now + self.chance.choice((1.0, 20.0))
+        kind = self.chance.choice(KINDS)
         self.tickets += 1
         due = self.hear(key.run, key.owner_epoch)
         if key.owner_epoch < self.newest[key.run][0]:
             due.append(p.RefuseTicket(self.tickets, True, "a newer owner epoch has spoken"))
         elif len(self.queue) >= RULES.waiting_max:
-            problem = "2 callers wait for a box already"
+            problem = "3 callers wait for a box already"
             due.append(p.RefuseTicket(self.tickets, False, problem))
         else:
-            self.queue.append((self.tickets, key, limit))
-        return p.Asked(self.tickets, key, limit), due
+            self.queue.append((self.tickets, key, limit, kind))
+        return p.Asked(self.tickets, key, limit, kind), due
 
     def speak(self) -> tuple[p.Event | None, list[p.Command]]:
         key, name = self.key(), self.chance.choice([*self.boxes, "unknown"])
@@ -106,9 +121,10 @@ class Books:
             item = self.chance.choice(self.queue)
             self.queue.remove(item)
             return p.GaveUp(item[0]), []
-        if not self.boxes:
+        owned = [name for name, book in self.boxes.items() if book.attempt]
+        if not owned:
             return None, []
-        name = self.chance.choice(list(self.boxes))
+        name = self.chance.choice(owned)
         return p.Released(name), self.end(name, "released")
 
     def end(self, name: str, why: str) -> list[p.Command]:
@@ -130,18 +146,37 @@ class Books:
         if book.state == "ending":
             del self.boxes[name]
             return p.Ended(name), []
+        if book.state == "building":
+            return self.set_up_over(name, book.content)
         if self.chance.random() < 0.2:
             del self.boxes[name]
             return p.StartFailed(name), []
         book.state, book.touched = "ready", self.now
         return p.Started(name), self.end(name, "released") if book.doomed else []
 
+    def set_up_over(self, name: str, content: str) -> tuple[p.Event, list[p.Command]]:
+        del self.boxes[name]
+        if self.chance.random() < 0.7:
+            self.contents.add(content)
+            return p.Built(name), []
+        due: list[p.Command] = []
+        for item in [i for i in self.queue if i[3] and i[3].content == content]:
+            self.queue.remove(item)
+            due.append(p.TellFailure(item[0], name))
+        return p.BuildFailed(name), due
+
+    def drop(self) -> tuple[p.Event | None, list[p.Command]]:
+        """A snapshot is made room for."""
+        content = self.chance.choice("ab")
+        self.contents.discard(content)
+        return p.Dropped(content), []
+
     def tick(self) -> tuple[p.Event | None, list[p.Command]]:
         due: list[p.Command] = []
         for name, book in self.boxes.items():
-            epoch, since = self.newest[book.attempt[0]]
-            if book.state != "ready":
+            if book.state != "ready" or not book.attempt:
                 continue
+            epoch, since = self.newest[book.attempt[0]]
             if self.now - book.touched > RULES.idle_s:
                 due += self.end(name, "untouched for 40 s")
             elif book.owner < epoch and self.now - since > RULES.adopt_s:
@@ -154,16 +189,26 @@ class Books:
 
     def fill(self) -> list[p.Command]:
         due: list[p.Command] = []
-        while self.queue and len(self.boxes) < RULES.boxes_max:
-            if sum(book.state == "starting" for book in self.boxes.values()) >= RULES.starting_max:
+        for item in list(self.queue):
+            if len(self.boxes) >= RULES.boxes_max:
                 break
-            ticket, key, _ = self.queue.pop(0)
-            self.made += 1
-            name = f"box-{self.made}"
-            attempt = (key.run, key.sibling)
-            self.boxes[name] = Book(attempt, key.owner_epoch, "starting", self.now)
-            due.append(p.StartBox(ticket, name, key))
+            ticket, key, _, kind = item
+            states = [book.state for book in self.boxes.values()]
+            if kind and kind.set_up and kind.content not in self.contents:
+                if "building" not in states:  # one at a time
+                    name = self.box(Book(None, 0, "building", self.now, content=kind.content))
+                    due.append(p.RunSetup(name, kind))
+            elif states.count("starting") < RULES.starting_max:
+                self.queue.remove(item)
+                attempt = (key.run, key.sibling)
+                name = self.box(Book(attempt, key.owner_epoch, "starting", self.now))
+                due.append(p.StartBox(ticket, name, key))
         return due
+
+    def box(self, book: Book) -> str:
+        self.made += 1
+        self.boxes[f"box-{self.made}"] = book
+        return f"box-{self.made}"
 
     # What holds at any time --------------------------------------------------------------
 
@@ -172,10 +217,14 @@ class Books:
         assert self.pool.waiting == len(self.queue)
         for run in RUNS:
             living = {
-                n for n, b in self.boxes.items() if b.state == "ready" and b.attempt[0] == run
+                name
+                for name, book in self.boxes.items()
+                if book.state == "ready" and book.attempt and book.attempt[0] == run
             }
             assert set(self.pool.living(run)) == living
         for name, book in self.boxes.items():
+            if book.attempt is None:
+                continue
             run, sibling = book.attempt
             for epoch in range(1, 5):
                 error = self.pool.refusal(EpisodeKey(run, "g", sibling, 1, epoch), name)
@@ -190,3 +239,115 @@ def test_the_pool_does_what_the_book_keeper_says(seed: int, steps: int) -> None:
     books = Books(seed)
     for _ in range(steps):
         books.step()
+
+
+@dataclass
+class Wardens:
+    """Does what the pool says, in any order and with failures, boxes standing ready as well."""
+
+    seed: int
+    now: float = 0.0
+    tickets: int = 0
+    waiting: set[int] = field(default_factory=set)
+    todo: list[p.Command] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # boxes that somebody has or had
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.rules = PoolRules(
+            boxes_max=self.chance.randint(1, 6),
+            starting_max=self.chance.randint(1, 3),
+            waiting_max=100,
+            warm_max=self.chance.randint(0, 4),
+            warm_idle_s=20.0,
+            building_max=self.chance.randint(1, 2),
+        )
+        self.pool = Pool(self.rules)
+
+    def feed(self, event: p.Event) -> None:
+        for command in self.pool.handle(event, self.now):
+            match command:
+                case p.RefuseTicket(ticket) | p.TellFailure(ticket):
+                    self.waiting.remove(ticket)
+                case p.StartBox(ticket) | p.HandOver(ticket):
+                    self.waiting.remove(ticket)
+                    self.todo.append(command)
+                case _:
+                    self.todo.append(command)
+        self.check()
+
+    def ask(self) -> None:
+        self.tickets += 1
+        self.waiting.add(self.tickets)
+        group, sibling = f"g{self.chance.randint(0, 5)}", self.chance.randint(0, 3)
+        key = EpisodeKey("r", group, sibling, self.tickets, 1)
+        self.feed(p.Asked(self.tickets, key, 1e9, self.chance.choice(KINDS)))
+
+    def settle(self, failing: float) -> None:
+        """Something that was ordered is over."""
+        command = self.todo.pop(self.chance.randrange(len(self.todo)))
+        failed = self.chance.random() < failing
+        match command:
+            case p.RunSetup(box):
+                self.feed(p.BuildFailed(box) if failed else p.Built(box))
+            case p.StartBox(_, box):
+                self.use(box)
+                self.feed(p.StartFailed(box) if failed else p.Started(box, 0.1))
+            case p.StartWarm(box):
+                self.feed(p.StartFailed(box) if failed else p.Started(box, 0.1))
+            case p.HandOver(ticket, box):
+                self.use(box)
+                if failed:
+                    self.waiting.add(ticket)
+                self.feed(p.FoundDead(box) if failed else p.Handed(box))
+            case p.EndBox(box):
+                self.feed(p.Ended(box))
+
+    def use(self, box: str) -> None:
+        assert box not in self.used
+        self.used.add(box)
+
+    def release(self) -> None:
+        ready = [n for n, state in self.pool.states.items() if state is BoxState.READY]
+        if ready:
+            self.feed(p.Released(self.chance.choice(ready)))
+
+    def step(self) -> None:
+        self.now += self.chance.choice((0.0, 0.1, 4.0))
+        verb = self.chance.random()
+        if verb < 0.4:
+            self.ask()
+        elif verb < 0.8 and self.todo:
+            self.settle(failing=0.2)
+        elif verb < 0.9:
+            self.release()
+        else:
+            self.feed(p.Ticked())
+
+    def drain(self) -> None:
+        """Nobody asks any more, everything succeeds, and boxes are given back."""
+        for _ in range(4000):
+            if not self.waiting:
+                return
+            if self.todo:
+                self.settle(failing=0.0)
+            else:
+                self.release()
+        raise AssertionError(f"{self.waiting} wait for ever: {self.pool.states}")
+
+    def check(self) -> None:
+        states = list(self.pool.states.values())
+        assert len(states) <= self.rules.boxes_max
+        assert states.count(BoxState.STARTING) <= self.rules.starting_max
+        assert states.count(BoxState.BUILDING) <= self.rules.building_max
+        assert states.count(BoxState.WARM) <= self.rules.warm_max
+        assert self.pool.waiting == len(self.waiting)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(1, 150))
+def test_bounds_hold_each_box_is_used_once_and_nobody_waits_for_ever(seed: int, steps: int) -> None:
+    wardens = Wardens(seed)
+    for _ in range(steps):
+        wardens.step()
+    wardens.drain()

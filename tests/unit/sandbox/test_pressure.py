@@ -32,3 +32,25 @@ def test_what_is_not_told_is_minus_one(tmp_path: Path, text: str) -> None:
 
     assert stalls(tmp_path) == {"cpu_stall_s": -1, "memory_stall_s": -1, "io_stall_s": -1}
     assert not pressure.told(str(tmp_path))
+
+
+V2 = "usage_usec 9000000\nnr_periods 45\nnr_throttled 44\nthrottled_usec 1500000\n"
+V1 = "nr_periods 45\nnr_throttled 44\nthrottled_time 1500000000\nnr_bursts 0\n"
+
+
+@pytest.mark.parametrize("text", [V2, V1])
+def test_what_a_processor_limit_held_back_is_told_in_seconds(text: str) -> None:
+    assert pressure.throttled(text) == 1.5
+
+
+def test_a_counter_that_says_nothing_of_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="no line"):
+        pressure.throttled("usage_usec 9000000\n")
+
+
+@pytest.mark.parametrize(("told", "held", "left"), [(2.0, 1.5, 0.5), (1.0, 3.0, 0.0), (-1, 1, -1)])
+def test_what_the_limit_held_back_is_no_stall_of_the_host(
+    told: float, held: float, left: float
+) -> None:
+    found = pressure.without({"cpu_stall_s": told, "io_stall_s": 4.0}, held)
+    assert found == {"cpu_stall_s": left, "io_stall_s": 4.0}

@@ -41,6 +41,7 @@ def test_each_supported_instruction_becomes_its_step():
             CopyFiles("data/", "/srv/", 0o755),
             RunCommand("echo one && echo two"),
         ),
+        "/srv",
     )
 
 
@@ -65,28 +66,66 @@ def test_without_workdir_the_root_is_the_working_directory():
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("ADD a b", "ADD is not supported"),
-        ("CMD sleep 9", "CMD is not supported"),
-        ("USER dev", "user root only"),
-        ("FROM y", "only one plain FROM"),
-        ("RUN --mount=type=cache,target=/x true", "no flags"),
-        ("RUN cat <<EOF > f", "here-documents"),
-        ("COPY --from=y a b", "COPY takes only"),
-        ("COPY ../a b", "below environment/ only"),
+        ("COPY ../a b", "beside the Dockerfile, or below, only"),
         ("COPY a", "a source and a destination"),
-        ("WORKDIR $HOME/x", r"\$HOME is not set"),
-        ("WORKDIR ${A:-x}", "can be expanded"),
         ("ENV 1A=2", "NAME=value"),
         ("ENV A='2", "cannot be read"),
         ("RUN", "no argument"),
-        ("# escape=`", "escape character"),
+        ("RUM true", "did you mean RUN"),
+        ('RUN ["true"', "JSON strings"),
     ],
 )
-def test_anything_else_is_refused_by_line_with_what_is_supported(line: str, problem: str):
+def test_what_no_builder_could_read_is_refused_by_line(line: str, problem: str):
     with pytest.raises(InvalidInput, match=problem) as caught:
         parse(f"FROM x\n\n{line}\n")
     assert caught.value.field == "environment/Dockerfile line 3"
     assert "WORKDIR, ENV, COPY" in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("ADD a b", "ADD is not supported"),
+        ("ARG A=1", "ARG is not supported"),
+        ("HEALTHCHECK CMD true", "HEALTHCHECK is not supported"),
+        ("USER dev", "user root only"),
+        ("FROM y", "only one plain FROM"),
+        ("RUN --mount=type=cache,target=/x true", "no flags"),
+        ("RUN cat <<EOF > f", "here-documents"),
+        ("RUN cd / && apt-get -y install gcc", "no box has"),
+        ("RUN apk add gcc", "no box has"),
+        ("COPY --from=y a b", "COPY takes only"),
+        ("COPY --chown=dev a b", "user root only"),
+        ("WORKDIR $HOME/x", "$HOME is not set"),
+        ("WORKDIR ${A:-x}", "can be expanded"),
+        ("# escape=`", "escape character"),
+    ],
+)
+def test_what_only_a_builder_can_do_leaves_no_steps_and_tells_its_line(line: str, problem: str):
+    recipe = parse(f"FROM x\n\nRUN true\n{line}\nCOPY a", "Dockerfile")
+    assert recipe.steps == ()
+    assert recipe.unbuildable.startswith("Dockerfile line 4: ")
+    assert problem in recipe.unbuildable
+    assert line in recipe.unbuildable
+
+
+def test_of_what_only_a_builder_can_do_image_and_folder_are_known():
+    text = (
+        "ARG V=1\nFROM a:$V\nWORKDIR /build\nFROM --platform=linux b AS last\nWORKDIR /c\nWORKDIR d"
+    )
+    recipe = parse(text)
+    assert (recipe.base, recipe.workdir) == ("b", "/c/d")
+
+
+def test_packages_that_a_line_can_do_without_stop_nothing():
+    assert parse("FROM x\nRUN apt-get update || true").unbuildable == ""
+
+
+def test_what_changes_nothing_in_a_box_is_left_out_and_told():
+    recipe = parse('FROM x\nLABEL a=b\nEXPOSE 80\nRUN true\nCMD ["sh"]\nENTRYPOINT sh')
+    assert recipe.steps == (RunCommand("true"),)
+    told = ("line 2: LABEL", "line 3: EXPOSE", "line 5: CMD", "line 6: ENTRYPOINT")
+    assert recipe.inert == told
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "WORKDIR /x\nFROM y"])

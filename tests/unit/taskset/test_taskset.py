@@ -10,7 +10,16 @@ import pytest
 
 from muster.dockerfile import CopyFiles, SetWorkdir
 from muster.errors import InvalidInput
-from muster.taskset import pack, read_task, read_task_set, task_from_archive, unpack
+from muster.taskset import (
+    environment_files,
+    examine,
+    pack,
+    read_task,
+    read_task_set,
+    solution_env,
+    task_from_archive,
+    unpack,
+)
 
 MakeTask = Callable[..., Path]
 
@@ -44,6 +53,7 @@ def test_settings_of_task_toml_arrive_in_the_task(make_task: MakeTask):
     network_mode = "no-network"
     workdir = "/srv"
     memory_mb = 64
+    cpus = 2
     storage = "1G"
     env = {LANG = "C"}
     """
@@ -51,6 +61,7 @@ def test_settings_of_task_toml_arrive_in_the_task(make_task: MakeTask):
     assert task.name == "named-by-folder"
     assert (task.max_turns, task.success_threshold) == (3, 0.5)
     assert (task.agent_timeout_s, task.verifier_timeout_s) == (60.0, 5.5)
+    assert (task.cpus, task.base, task.verify) == (2.0, "muster/host-base", "sealed")
     assert (task.memory_bytes, task.disk_bytes, task.workdir) == (64 << 20, 1 << 30, "/srv")
     assert (task.env, task.verifier_env) == ((("LANG", "C"),), (("A", "1"), ("B", "2")))
 
@@ -118,9 +129,62 @@ def test_a_folder_without_a_needed_file_is_refused_by_its_name(
 
 
 def test_a_file_that_copy_misses_is_told_when_the_task_is_read(make_task: MakeTask):
-    with pytest.raises(InvalidInput, match="no such file below environment") as caught:
+    with pytest.raises(InvalidInput, match="no such file beside the Dockerfile") as caught:
         read_task(make_task("hello", {"environment/a.txt": None}))
     assert caught.value.value == "a.txt"
+
+
+def test_an_image_alone_is_a_dockerfile_of_one_line(make_task: MakeTask):
+    toml = "[environment]\ndocker_image = 'team/image:2'\nworkdir = '/w'"
+    task = read_task(make_task("hello", {"task.toml": toml, "environment/Dockerfile": None}))
+    assert (task.base, task.workdir, task.build) == ("team/image:2", "/w", ())
+    assert environment_files(unpack(task.archive))["Dockerfile"].data == b"FROM team/image:2\n"
+
+
+def test_a_dockerfile_stands_before_its_prebuilt_image(make_task: MakeTask):
+    folder = make_task("hello", {"task.toml": "[environment]\ndocker_image = 'built:1'"})
+    seen = examine(folder)
+    assert seen.task is not None
+    assert (seen.task.base, len(seen.task.build)) == ("muster/host-base", 2)
+    assert [remark.field for remark in seen.remarks] == ["environment.docker_image"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "why"),
+    [
+        ({"environment/Dockerfile": "FROM x\nADD a /"}, "line 2", "ADD is not supported"),
+        ({"environment/.dockerignore": "*.md\n"}, "line 1", ".dockerignore"),
+    ],
+)
+def test_what_only_a_builder_can_make_is_read_and_told_by_line(
+    make_task: MakeTask, changes: dict[str, str | None], line: str, why: str
+):
+    task = read_task(make_task("hello", changes))
+    assert task.build == ()
+    assert task.unbuildable.startswith(f"environment/Dockerfile {line}: ")
+    assert why in task.unbuildable
+
+
+def test_a_task_that_every_host_can_make_says_so(make_task: MakeTask):
+    assert read_task(make_task()).unbuildable == ""
+
+
+def test_an_examination_tells_all_of_a_folder(make_task: MakeTask):
+    toml = "artifacts = ['x']\n[environment]\ngpus = 1\nbuild_timeout_sec = 9"
+    docker = "FROM x\nEXPOSE 80\n"
+    seen = examine(make_task("hello", {"task.toml": toml, "environment/Dockerfile": docker}))
+    assert seen.task is None
+    assert [refusal.field for refusal in seen.refusals] == ["artifacts", "environment.gpus"]
+    assert [remark.field for remark in seen.remarks] == [
+        "environment.build_timeout_sec",
+        "environment/Dockerfile line 2: EXPOSE",
+    ]
+
+
+def test_the_solution_has_variables_of_its_own(make_task: MakeTask):
+    folder = make_task("hello", {"task.toml": "[solution]\nenv = {A = '${B:-c}'}"})
+    assert solution_env(folder) == {"A": "c"}
+    assert read_task(folder).env == ()
 
 
 def test_several_containers_are_refused(make_task: MakeTask):

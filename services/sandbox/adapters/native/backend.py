@@ -11,31 +11,58 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from muster import telemetry
+from muster.archive import TaskFile
 from muster.errors import HostUnfit
 from muster.types import Limits
+from services.sandbox.adapters.native import copies, survivors
+from services.sandbox.adapters.native.answers import evidence
 from services.sandbox.adapters.native.channel import Channel
 from services.sandbox.adapters.native.client import KeeperProcess, Patience
-from services.sandbox.adapters.native.pressure import UNTOLD
+from services.sandbox.adapters.native.snapshots import EXISTS
 from services.sandbox.adapters.native.spawn import DEFENCES
-from services.sandbox.box import BoxFailure, Evidence, Judgement, JudgeSpec, PutFile
+from services.sandbox.box import (
+    HOST,
+    BoxFailure,
+    CopiedFile,
+    Evidence,
+    Judgement,
+    JudgeSpec,
+    PutFile,
+    Snapshot,
+    Source,
+    Survivor,
+)
 
 _log = telemetry.logger("muster.sandbox")
 _START_WAIT_S = 20.0
+_ALIVE_WAIT_S = 5.0
 _GRACE_S = 12.0  # PID 1 gets this long beyond a step's limit before the box counts as lost
 _PUT_BYTES = 4 << 20
+_NO_BASES: Mapping[str, str] = MappingProxyType({})
+ANSWERS_KEPT, ORPHAN_S = 16, 30.0  # as the configuration has them without more
 
 
 class NativeBackend:
     """Boxes from namespaces, overlayfs and cgroups of this kernel."""
 
-    def __init__(self, keeper: KeeperProcess, defences: frozenset[str] = DEFENCES):
-        self._keeper, self._defences = keeper, defences
+    def __init__(
+        self,
+        keeper: KeeperProcess,
+        defences: frozenset[str] = DEFENCES,
+        answers_kept: int = ANSWERS_KEPT,
+        bases: Mapping[str, str] = _NO_BASES,
+    ):
+        self._keeper, self._defences, self._answers_kept = keeper, defences, answers_kept
+        self._bases = bases
+        self._turns: dict[str, int] = {}  # the newest that began, by box
+        self._left_s: dict[str, float] = {}  # of the limit of a survivor's running step
         self._channels: dict[str, Channel] = {}
         self._limits: dict[str, Limits] = {}
         self._verifiers = 0
@@ -48,8 +75,24 @@ class NativeBackend:
     def tells_stall(self) -> bool:
         return self._keeper.tells_stall
 
-    async def start(self, box: str, limits: Limits) -> None:
-        await self._launch({"op": "start"}, box, limits)
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether a box may have a processor limit on this host."""
+        return self._keeper.limits_cpu
+
+    @property
+    def builds(self) -> bool:
+        return False
+
+    async def build(self, content: str, context: dict[str, TaskFile], timeout_s: float) -> Source:
+        raise BoxFailure("native boxes build no Dockerfile: the service runs its lines in a box")
+
+    async def start(self, box: str, limits: Limits, source: Source = HOST) -> None:
+        folder = self._bases.get(source.base, "")
+        if not folder and source.base != HOST.base:
+            raise BoxFailure(f"there is no base {source.base}")
+        request = {"op": "start", "base": source.base, "folder": folder, "layer": source.layer}
+        await self._launch(request, box, limits)
 
     async def _launch(self, request: dict[str, Any], box: str, limits: Limits) -> None:
         if box in self._channels:
@@ -61,6 +104,7 @@ class NativeBackend:
             "pids": limits.pids,
             "disk_bytes": limits.disk_bytes,
             "disk_inodes": limits.disk_inodes,
+            "cpus": limits.cpus,
             "defences": sorted(self._defences),
         }
         channel = self._channels[box] = Channel(own)
@@ -75,6 +119,55 @@ class NativeBackend:
             theirs.close()
             await self._discard(box)
             raise
+
+    async def alive(self, box: str) -> bool:
+        try:
+            await self._ask(box, {"op": "alive"}, wait_s=_ALIVE_WAIT_S)
+        except BoxFailure:
+            return False
+        return True
+
+    async def snapshot(self, box: str, layer: str, *, keep: bool) -> Snapshot:
+        session = await self._ask(box, {"op": "session?"})
+        facts = await self._make_layer(
+            layer, {"op": "snapshot", "box": box, "layer": layer, "keep": keep}
+        )
+        if not keep:
+            await self.end(box)
+        size, depth = int(facts["size"]), int(facts["depth"])
+        return Snapshot(size, depth, str(session["cwd"]), dict(session["env"]))
+
+    async def squash(self, layer: str, into: str) -> Snapshot:
+        facts = await self._make_layer(
+            into, {"op": "squash", "box": "", "layer": layer, "into": into}
+        )
+        return Snapshot(int(facts["size"]), int(facts["depth"]))
+
+    async def _make_layer(self, layer: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What the keeper says of a new snapshot; on failure, or without a caller, none is left."""
+        try:
+            facts, _ = await self._keeper.ask_until_done(request)
+        except BaseException as error:
+            if EXISTS not in str(error):  # another one, which is nothing of ours
+                await self._discard_layer(layer)
+            raise
+        return facts
+
+    async def _discard_layer(self, layer: str) -> None:
+        try:
+            await self.drop(layer)
+        except BoxFailure as failure:
+            _log.error("snapshot %s could not be removed: %s", layer, failure)
+
+    async def drop(self, layer: str) -> bool:
+        answer, _ = await self._keeper.ask({"op": "drop", "box": "", "layer": layer})
+        return bool(answer["existed"])
+
+    async def copy_in(self, box: str, folder: str, files: tuple[CopiedFile, ...]) -> None:
+        await copies.copy_in(self._channel(box), folder, files)
+
+    async def copy_out(self, box: str, path: str, bytes_max: int) -> tuple[CopiedFile, ...]:
+        return await copies.copy_out(self._channel(box), path, bytes_max)
 
     async def put(self, box: str, files: tuple[PutFile, ...]) -> None:
         batch: list[PutFile] = []
@@ -93,40 +186,64 @@ class NativeBackend:
     async def set_session(self, box: str, cwd: str, env: dict[str, str]) -> None:
         await self._ask(box, {"op": "session", "cwd": cwd, "env": env, "make_cwd": True})
 
-    async def _ask(self, box: str, request: dict[str, Any], blob: bytes = b"") -> None:
-        answer, _ = await self._channel(box).call(request, blob, wait_s=_START_WAIT_S)
+    async def _ask(
+        self, box: str, request: dict[str, Any], blob: bytes = b"", wait_s: float = _START_WAIT_S
+    ) -> dict[str, Any]:
+        answer, _ = await self._channel(box).call(request, blob, wait_s=wait_s)
         if "error" in answer:
             raise BoxFailure(str(answer["error"])[:2000])
+        return answer
 
     def _channel(self, box: str) -> Channel:
         if box not in self._channels:
             raise BoxFailure(f"there is no box {box}")
         return self._channels[box]
 
-    async def run(self, box: str, command: str, timeout_s: float) -> Evidence:
-        return await self._run(box, {"command": command}, timeout_s)
+    async def run(self, box: str, command: str, timeout_s: float, turn: int = -1) -> Evidence:
+        what = {"command": command, "turn": turn, "keep": self._answers_kept}
+        self._turns[box] = max(turn, self._turns.get(box, -1))
+        return await self._run(box, what, timeout_s)
+
+    async def note(self, box: str, data: bytes) -> None:
+        await survivors.note(self._keeper, box, self._limits[box], data)
+
+    async def survivors(self) -> tuple[Survivor, ...]:
+        found = await survivors.adopt(self._keeper)
+        for each in found:
+            name = each.survivor.box
+            self._channels[name], self._limits[name] = each.channel, each.survivor.limits
+            self._turns[name], self._left_s[name] = each.survivor.newest_turn, each.left_s
+        return tuple(each.survivor for each in found)
+
+    async def rejoin(self, box: str) -> Evidence:
+        request = {"op": "rejoin", "turn": self._turns[box]}
+        wait_s = self._left_s.get(box, 0.0) + _GRACE_S
+        answer, blob = await self._channel(box).call(request, wait_s=wait_s)
+        return evidence(answer, blob, self._limits[box].output_bytes)
 
     async def _run(self, box: str, what: dict[str, Any], timeout_s: float) -> Evidence:
         channel, output_bytes = self._channel(box), self._limits[box].output_bytes
         request = {"op": "run", "timeout_s": timeout_s, "output_bytes": output_bytes} | what
         answer, blob = await channel.call(request, wait_s=timeout_s + _GRACE_S)
-        return _evidence(answer, blob, output_bytes)
+        return evidence(answer, blob, output_bytes)
 
     async def seal(self, box: str) -> None:
-        await self._keeper.ask_until_done({"op": "seal", "box": box})
+        newest = self._turns.get(box, -1)
+        await self._keeper.ask_until_done({"op": "seal", "box": box, "newest": newest})
         self._channel(box).close()
 
     async def judge(self, box: str, spec: JudgeSpec) -> Judgement:
         self._verifiers += 1
         name = f"{box}.v{self._verifiers}"
-        await self._launch({"op": "judge", "of": box}, name, spec.limits)
+        await self._launch({"op": "judge", "of": box, "live": spec.live}, name, spec.limits)
         try:
+            await self._ask(name, {"op": "cut_links"})
             await self.put(name, spec.files)
             session = {"op": "session", "cwd": spec.cwd, "env": spec.env, "make_cwd": False}
             await self._ask(name, session)
-            evidence = await self._run(name, {"script": spec.script}, spec.timeout_s)
+            found = await self._run(name, {"script": spec.script}, spec.timeout_s)
             answer, blob = await self._keeper.ask_until_done({"op": "verdict", "box": name})
-            return _judgement(evidence, answer["files"], blob)
+            return _judgement(found, answer["files"], blob)
         finally:
             await self._discard(name)
 
@@ -145,6 +262,8 @@ class NativeBackend:
             # Only now: a call in flight sees the end of its socket, not a closed one.
             channel = self._channels.pop(box, None)
             self._limits.pop(box, None)
+            self._turns.pop(box, None)
+            self._left_s.pop(box, None)
             if channel:
                 channel.close()
 
@@ -155,40 +274,7 @@ class NativeBackend:
         self._channels.clear()
 
 
-def _evidence(answer: dict[str, Any], blob: bytes, output_bytes: int) -> Evidence:
-    """Check an answer of PID 1: types and bounds, then believe the figures."""
-    if "error" in answer:
-        raise BoxFailure(str(answer["error"])[:2000])
-    try:
-        if "broken" in answer:
-            return Evidence(
-                exit_code=137,
-                broken=str(answer["broken"])[:500],
-                oom_kills=max(0, int(answer["oom_kills"])),
-                pids_refused=max(0, int(answer["pids_refused"])),
-            )
-        head = max(0, min(int(answer["head"]), len(blob)))
-        return Evidence(
-            exit_code=int(answer["exit_code"]) & 0xFF,
-            signal=int(answer["signal"]) & 0x7F,
-            timed_out=bool(answer["timed_out"]),
-            oom_kills=max(0, int(answer["oom_kills"])),
-            pids_refused=max(0, int(answer["pids_refused"])),
-            disk_full=bool(answer["disk_full"]),
-            wall_s=max(0.0, float(answer["wall_s"])),
-            cpu_s=max(0.0, float(answer["cpu_s"])),
-            cpu_stall_s=max(UNTOLD, float(answer["cpu_stall_s"])),
-            memory_stall_s=max(UNTOLD, float(answer["memory_stall_s"])),
-            io_stall_s=max(UNTOLD, float(answer["io_stall_s"])),
-            head=blob[:head][:output_bytes],
-            tail=blob[head:][:output_bytes],
-            total=max(0, int(answer["total"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise BoxFailure(f"PID 1 of the box answered nonsense: {error}") from error
-
-
-def _judgement(evidence: Evidence, found: dict[str, Any], blob: bytes) -> Judgement:
+def _judgement(run: Evidence, found: dict[str, Any], blob: bytes) -> Judgement:
     files, problems, at = {}, {}, 0
     for name, facts in found.items():
         if facts["problem"]:
@@ -196,7 +282,7 @@ def _judgement(evidence: Evidence, found: dict[str, Any], blob: bytes) -> Judgem
         else:
             files[name] = blob[at : at + facts["size"]]
         at += facts["size"]
-    return Judgement(evidence, files, problems)
+    return Judgement(run, files, problems)
 
 
 def instance_of(runtime_dir: Path) -> str:
@@ -210,10 +296,17 @@ async def open_native(
     *,
     defences: frozenset[str] = DEFENCES,
     patience: Patience | None = None,
+    orphan_s: float = ORPHAN_S,
+    answers_kept: int = ANSWERS_KEPT,
+    bases: Mapping[str, str] = _NO_BASES,
 ) -> AsyncIterator[NativeBackend]:
     """A backend whose boxes all end with the block. Raises HostUnfit saying what to do.
 
+    Boxes with a note outlive a process that is killed within the block, for `orphan_s`: the next
+    one in the same folder has them as `survivors`.
+
     When the keeper dies within the block, the block is cancelled and ends with Unavailable.
+    bases: name of a base beside `host` → its folder on this host (basestore.py).
     `defences` is for the tests that show what each one stops; no configuration reaches it.
     """
     if os.geteuid() != 0:
@@ -231,9 +324,9 @@ async def open_native(
             value=runtime_dir,
             way_out="choose another folder",
         )
-    keeper = KeeperProcess(runtime_dir, instance_of(runtime_dir), patience or Patience())
+    keeper = KeeperProcess(runtime_dir, instance_of(runtime_dir), patience or Patience(), orphan_s)
     await keeper.ready()
-    backend = NativeBackend(keeper, defences)
+    backend = NativeBackend(keeper, defences, answers_kept, bases)
     try:
         async with keeper.serving():
             yield backend

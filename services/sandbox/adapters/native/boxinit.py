@@ -1,10 +1,11 @@
-"""PID 1 of a box: reaps, runs steps, enforces their time limit, writes files on request.
+"""PID 1 of a box: serves whoever owns the box now, and outlives an owner that is gone.
 
-Owns: the box's session (working directory, exported environment) and the processes of each step.
-Promise: a step returns when its shell exits, not when its output is closed; output is drained for
-ever and kept within bounds; at the time limit the whole tree of the step is killed through its own
-cgroup and the session goes on. Ends with its control socket. Standard library only, one thread.
-Does not trust: anything an agent's process wrote; the state file is read as data, bounded.
+Owns: the control connection, and the answers of the newest steps by turn. Promise: requests are
+answered one after the other; a step goes on when the service that asked for it is gone, its answer
+is kept, and a successor, whose connection comes from the keeper, is told of it; what the former
+service had sent by then but nobody had read is never carried out. Ends with the keeper. It waits
+for no peer: one that stops in the middle of a frame holds up nothing.
+Does not cover: how a step runs (steps.py). Standard library only, one thread.
 """
 
 from __future__ import annotations
@@ -13,355 +14,194 @@ import os
 import select
 import signal
 import socket
-import stat
-import time
-from dataclasses import dataclass, field
+from collections import OrderedDict
 from typing import Any
 
-from services.sandbox.adapters.native import blame, pressure, wire
-from services.sandbox.adapters.native.confine import BASH, Rules, Shell, become
-from services.sandbox.adapters.native.spool import Spool
+from services.sandbox.adapters.native import copying, links, wire
+from services.sandbox.adapters.native.confine import Rules
+from services.sandbox.adapters.native.line import Line
+from services.sandbox.adapters.native.steps import Answer, Doors, Session, Steps
 
-_STATE_MAX = 256 << 10
-_CHUNK = 1 << 18
-_KILL_WAIT_S = 5.0
-_LEAK_PAUSE_S = 0.01
-# Variables that would act on the shell itself at its next start, and the shell's own.
-_NOT_CARRIED = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "PS4", "SHLVL", "_", "OLDPWD"}
-
-# $1 is the command. The state is written by name at the end, so that no child inherits a
-# descriptor for it; a trap covers `exit` inside the command.
-# One line, so that the shell counts the lines of the command from 1.
-_SAVE = "{ builtin printf '%s\\0' \"$PWD\"; /usr/bin/env -0; } >/run/muster/state"
-_WRAPPER = f'__save() {{ {{ {_SAVE}; }} 2>/dev/null; }}; trap __save EXIT; builtin eval -- "$1"'
-
-
-@dataclass
-class Doors:
-    """Descriptors opened before the old root went away."""
-
-    control: socket.socket
-    group: int  # v2 directory whose children are the steps' leaves
-    joins: list[int]  # v1 cgroup.procs files
-    oom: int
-    pids: int
-    disk: int  # directory of the tmpfs that holds the upper layer
-    state: int  # directory /run/muster
-    null: int
-
-
-@dataclass
-class _Running:
-    """One step in flight."""
-
-    pid: int
-    leaf: str
-    out: int
-    spool: Spool
-    began: float
-    deadline: float
-    oom_before: int
-    pids_before: int
-    cpu_before: float
-    status: int | None = None
-    timed_out: bool = False
-
-
-@dataclass
-class _Session:
-    """What one step leaves to the next."""
-
-    cwd: str = "/"
-    env: dict[str, str] = field(default_factory=dict)
+_KEPT_BYTES = 8 << 20  # of all answers but the newest; nothing else bounds PID 1's memory
+_GONE = select.POLLHUP | select.POLLERR
+# Not waiting for a step that a former service asked for.
+_MEANWHILE = {"kept", "rejoin", "alive"}
 
 
 class Init:
     """The loop of PID 1."""
 
     def __init__(self, doors: Doors, rules: Rules):
-        self._doors, self._rules = doors, rules
-        self._session = _Session()
-        self._wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._door = doors.keeper
+        self._door.setblocking(False)
+        self._control: Line | None = Line(doors.control)
+        self._steps = Steps(doors, rules)
+        self._copies = copying.Copies(rules)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        self._leaking: set[int] = set()  # outputs that background processes still hold
-        self._leaks_from = 0.0  # when they are to be drained next
-        self._leaves: list[str] = []
-        self._launched = 0
-        self._step: _Running | None = None
+        self._kept: OrderedDict[int, tuple[str, Answer]] = OrderedDict()
+        self._kept_max = 1
+        self._newest = -1
+        self._asked = (-1, "")  # turn and command of the step that runs
+        self._owed = False  # the present owner waits for that step's answer
 
     def run(self) -> None:
-        """Serve until the control socket closes."""
-        wire.send(self._doors.control, {"ready": True})
-        while True:
-            self._wait(None)
-            try:
-                request, blob, _ = wire.receive(self._doors.control)
-            except EOFError:
-                return
-            try:
-                answer, data = self._serve(request, blob)
-            except OSError as error:
-                answer, data = {"error": f"{error.strerror or error}"}, b""
-            wire.send(self._doors.control, answer, data)
+        """Serve until the keeper's door closes."""
+        self._tell({"ready": True})
+        while self._wait():
+            self._finish()
+            self._serve_waiting()
 
-    def _serve(self, request: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-        if request["op"] == "run":
-            return self._run_step(request)
-        if request["op"] == "put":
-            return self._put(request, blob), b""
-        if request["op"] == "session":
-            self._session = _Session(str(request["cwd"]), dict(request["env"]))
-            if request["make_cwd"]:
-                os.makedirs(self._session.cwd, exist_ok=True)
-            return {"ok": True}, b""
-        return {"error": "unknown request"}, b""
-
-    def _put(self, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        at = 0
-        for path, mode, size in request["files"]:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(blob[at : at + size])
-            os.chmod(path, mode)
-            at += size
-        return {"ok": True}
-
-    def _run_step(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        self._step = None
-        try:
-            os.unlink("state", dir_fd=self._doors.state)
-        except OSError:
-            pass  # absent, or a folder that the agent made: then nothing is carried over
-        refusal = self._launch(request)
-        if refusal:
-            return refusal, b""
-        step = self._step
-        assert step is not None
-        while step.status is None:
-            left = step.deadline - time.monotonic()
-            if left <= 0 and not step.timed_out:
-                step.timed_out = True
-                if not self._kill_step(step):
-                    return {"error": "processes of the step did not end in time"}, b""
-                left = _KILL_WAIT_S
-            elif left <= -_KILL_WAIT_S:
-                return {"error": "the step's shell did not end in time"}, b""
-            if not self._wait(max(left, 0.01) if left > 0 else 0.01):
-                raise SystemExit(0)  # the service is gone, and the box with it
-        wall = time.monotonic() - step.began
-        self._drain_rest(step)
-        if not step.timed_out:
-            self._read_state()
-        self._step = None
-        self._leaves.append(step.leaf)
-        answer = self._evidence(step, wall)
-        self._leaves = [leaf for leaf in self._leaves if not self._remove_leaf(leaf)]
-        return answer, step.spool.head + step.spool.tail
-
-    def _evidence(self, step: _Running, wall: float) -> dict[str, Any]:
-        status = step.status or 0
-        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        disk = os.fstatvfs(self._doors.disk)
-        return {
-            "exit_code": 128 + number if number else os.WEXITSTATUS(status),
-            "signal": number,
-            "timed_out": step.timed_out,
-            "oom_kills": self._count(self._doors.oom, "oom_kill") - step.oom_before,
-            "pids_refused": self._count(self._doors.pids, "max") - step.pids_before,
-            "disk_full": disk.f_bavail == 0 or disk.f_favail == 0,
-            "wall_s": wall,
-            "cpu_s": max(0.0, self._cpu() - step.cpu_before),
-            "total": step.spool.total,
-            "head": len(step.spool.head),
-        } | pressure.stalls(lambda name: self._open_in_leaf(step.leaf, name, os.O_RDONLY))
-
-    def _launch(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Fork the step's shell; empty, or the answer that says why there is none."""
-        self._launched += 1
-        leaf = f"t{self._launched}"
-        os.mkdir(leaf, dir_fd=self._doors.group)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        failed_read, failed_write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(out_read, False)
-        oom, pids = self._count(self._doors.oom, "oom_kill"), self._count(self._doors.pids, "max")
-        began = time.monotonic()
-        cpu = self._cpu()
-        pid = os.fork()
-        if pid == 0:
-            become(self._shell(request, leaf, out_write, failed_write), self._rules)
-        os.close(out_write)
-        os.close(failed_write)
-        failure = os.read(failed_read, 500)
-        os.close(failed_read)
-        if failure:
-            os.waitpid(pid, 0)
-            os.close(out_read)
-            self._remove_leaf(leaf)
-            return self._blame(failure, oom, pids)
-        self._step = _Running(
-            pid, leaf, out_read, Spool(int(request["output_bytes"])), began,
-            began + float(request["timeout_s"]), oom, pids, cpu,
-        )  # fmt: skip
-        return {}
-
-    def _blame(self, failure: bytes, oom_before: int, pids_before: int) -> dict[str, Any]:
-        """A shell that did not start: `broken` when that is the agent's doing, else `error`."""
-        stage, number, text = blame.read(failure)
-        oom = self._count(self._doors.oom, "oom_kill") - oom_before
-        pids = self._count(self._doors.pids, "max") - pids_before
-        there = os.access(BASH, os.X_OK)
-        if blame.by_agent(stage, number, shell_there=there, limit_struck=oom + pids > 0):
-            return {"broken": text, "oom_kills": oom, "pids_refused": pids}
-        return {"error": text}
-
-    def _shell(self, request: dict[str, Any], leaf: str, out: int, failed: int) -> Shell:
-        script = request.get("script")
-        last = [script] if script else ["-c", _WRAPPER, "bash", request["command"]]
-        doors = self._doors
-        return Shell(
-            ["bash", "--noprofile", "--norc", *last], self._session.env, [self._session.cwd],
-            leaf, doors.group, doors.joins, doors.null, out, failed,
-        )  # fmt: skip
-
-    def _wait(self, timeout: float | None) -> bool:
-        """Drain, reap, until a request waits (no step) or something happened (in a step)."""
-        while True:
-            poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
-            # In a step only the end of the service is of interest.
-            poll.register(self._doors.control, 0 if self._step else select.POLLIN)
-            pause = max(0.0, self._leaks_from - time.monotonic())
-            leaks = set() if pause else self._leaking
-            for handle in leaks | ({self._step.out} if self._step else set()):
-                if handle >= 0:
-                    poll.register(handle, select.POLLIN)
-            waits = [wait for wait in (timeout, pause if self._leaking else 0) if wait]
-            wait = min(waits) * 1000 if waits else None
-            ready = dict(poll.poll(wait))
-            self._drain(set(ready))
-            self._reap()
-            control = ready.get(self._doors.control.fileno(), 0)
-            if self._step:
-                return not control & (select.POLLHUP | select.POLLERR)
-            if control:
-                return True
-
-    def _drain(self, ready: set[int]) -> None:
-        step = self._step
-        if step and step.out in ready:
-            data = os.read(step.out, _CHUNK)
-            if data:
-                step.spool.add(data)
-            else:
-                os.close(step.out)
-                step.out = -1
-        for handle in self._leaking & ready:
-            # Nobody reads it any more, but its writers must neither block for good nor die of
-            # SIGPIPE. In between they rest, so that a loop that prints costs no processor.
-            self._leaks_from = time.monotonic() + _LEAK_PAUSE_S
-            if not os.read(handle, _CHUNK):
-                os.close(handle)
-                self._leaking.discard(handle)
-
-    def _drain_rest(self, step: _Running) -> None:
-        """What lies in the pipe now; background processes may keep it open."""
-        for _ in range(64):
-            if step.out < 0:
-                return
-            try:
-                data = os.read(step.out, _CHUNK)
-            except BlockingIOError:
-                self._leaking.add(step.out)
-                return
-            if not data:
-                os.close(step.out)
-                return
-            step.spool.add(data)
-        self._leaking.add(step.out)
-
-    def _reap(self) -> None:
-        try:
-            os.read(self._wake, 4096)
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self._step and pid == self._step.pid:
-                self._step.status = status
-
-    def _kill_step(self, step: _Running) -> bool:
-        """End every process of the step; False when some would not end."""
-        if not self._rules.kill_tree:
-            os.kill(step.pid, signal.SIGKILL)
-            return True
-        with open(self._open_in_leaf(step.leaf, "cgroup.kill", os.O_WRONLY), "w") as file:
-            file.write("1")
-        deadline = time.monotonic() + _KILL_WAIT_S
-        while time.monotonic() < deadline:
-            self._reap()
-            with open(self._open_in_leaf(step.leaf, "cgroup.events", os.O_RDONLY)) as file:
-                if "populated 0" in file.read():
-                    return True
-            time.sleep(0.001)
-        return False
-
-    def _open_in_leaf(self, leaf: str, name: str, flags: int) -> int:
-        return os.open(f"{leaf}/{name}", flags | os.O_CLOEXEC, dir_fd=self._doors.group)
-
-    def _remove_leaf(self, leaf: str) -> bool:
-        try:
-            os.rmdir(leaf, dir_fd=self._doors.group)
-        except OSError:
-            return False  # background processes live in it
+    def _wait(self) -> bool:
+        """Drain, reap, hear, until something may have happened; False when the keeper is gone."""
+        poll = select.poll()
+        poll.register(self._door, select.POLLIN)
+        poll.register(self._steps.wake, select.POLLIN)
+        if self._control:
+            poll.register(self._control.handle, self._control.events)
+        for handle in self._steps.outputs():
+            poll.register(handle, select.POLLIN)
+        pause = self._steps.pause()
+        ready = dict(poll.poll(None if pause is None else pause * 1000))
+        self._steps.drain(set(ready))
+        self._steps.reap()
+        # Before anything that the former owner may have sent: a successor hears what has begun.
+        if self._door.fileno() in ready and not self._take_control():
+            return False
+        if self._control:
+            self._attend(self._control, ready.get(self._control.handle, 0))
         return True
 
-    def _cpu(self) -> float:
-        """Processor time that the box's agent has used so far, in seconds.
+    def _attend(self, control: Line, ready: int) -> None:
+        if ready & select.POLLIN:
+            well = control.hear()
+        else:
+            well = not ready & _GONE
+        if not (well and control.flush()):
+            self._drop_control()
 
-        Of the whole box: else processes that an earlier step left running could take the processor
-        from a step, and the host would seem to have starved it.
-        """
+    def _drop_control(self) -> None:
+        if self._control:
+            self._control.close()
+        self._control, self._owed = None, False
+
+    def _take_control(self) -> bool:
+        """Give the box to the owner at the other end of a socket that the keeper sends."""
         try:
-            with open(self._open_in_leaf(".", "cpu.stat", os.O_RDONLY)) as file:
-                return int(file.readline().split()[1]) / 1e6
-        except (OSError, ValueError, IndexError):
-            return os.times().children_user + os.times().children_system
-
-    @staticmethod
-    def _count(handle: int, name: str) -> int:
-        for line in os.pread(handle, 4096, 0).decode().splitlines():
-            words = line.split()
-            if words[0] == name:
-                return int(words[1])
-        return 0
-
-    def _read_state(self) -> None:
-        """Take over folder and environment if the shell left them; it is data, never code."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            handle = os.open("state", flags, dir_fd=self._doors.state)
+            word, fd = wire.receive_fd(self._door, 64)
+        except BlockingIOError:
+            return True
         except OSError:
-            return
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return False
+        if not word:
+            return False
+        if fd >= 0:
+            self._drop_control()
+            self._control = Line(socket.socket(fileno=fd))
+            self._finish()  # a step that ended this moment is told as ended
+            turn, command = self._asked
+            running = [turn, command] if self._steps.running and turn >= 0 else None
+            self._tell(
+                {"ready": True, "newest": self._newest, "running": running}
+                | {"kept": list(self._kept), "left_s": self._steps.left_s}
+            )
+        return True
+
+    def _tell(self, answer: dict[str, Any], blob: bytes = b"") -> None:
+        if self._control and not self._control.tell(answer, blob):
+            self._drop_control()
+
+    def _serve_waiting(self) -> None:
+        """Answer what has come; what follows a step waits for that step's answer."""
+        while self._control and not self._owed:
+            try:
+                asked = self._control.next()
+            except wire.ProtocolError:
+                return self._drop_control()
+            if asked is None:
                 return
-            data = os.read(handle, _STATE_MAX + 1)
-        finally:
-            os.close(handle)
-        if len(data) > _STATE_MAX or not data.endswith(b"\0"):
+            try:
+                answer, blob = self._serve(*asked)
+            except OSError as error:
+                answer, blob = {"error": f"{error.strerror or error}"}, b""
+            if not self._owed:
+                self._tell(answer, blob)
+
+    def _serve(self, request: dict[str, Any], blob: bytes) -> Answer:
+        op = request["op"]
+        if self._steps.running and op not in _MEANWHILE:
+            return {"error": "a step of a former service is running"}, b""
+        if op == "run":
+            return self._begin(request)
+        if op == "put":
+            return copying.put(request, blob), b""
+        if op.startswith("copy_"):
+            return self._copies.serve(request, blob)
+        if op in ("session", "session?"):
+            return self._of_session(request), b""
+        if op == "cut_links":
+            return {"ok": True, "cut": links.cut()}, b""
+        if op == "kept":
+            return self._told(int(request["turn"]))
+        if op == "rejoin":
+            return self._rejoin(int(request["turn"]))
+        return {"ok": True} if op == "alive" else {"error": "unknown request"}, b""
+
+    def _of_session(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "session?":
+            return {"cwd": self._steps.session.cwd, "env": self._steps.session.env}
+        self._steps.session = Session(str(request["cwd"]), dict(request["env"]))
+        if request["make_cwd"]:
+            os.makedirs(self._steps.session.cwd, exist_ok=True)
+        return {"ok": True}
+
+    def _begin(self, request: dict[str, Any]) -> Answer:
+        turn = int(request.get("turn", -1))
+        self._asked = turn, str(request.get("command", ""))
+        self._kept_max = int(request.get("keep", 1))
+        self._newest = max(self._newest, turn)
+        refusal = self._steps.begin(request)
+        if refusal:
+            self._keep((refusal, b""))
+            return refusal, b""
+        self._owed = True
+        return {}, b""
+
+    def _rejoin(self, turn: int) -> Answer:
+        if self._steps.running and self._asked[0] == turn:
+            self._owed = True
+            return {}, b""
+        if turn in self._kept:
+            return self._kept[turn][1]
+        return {"error": f"there is no answer of turn {turn}"}, b""
+
+    def _told(self, turn: int) -> Answer:
+        if turn not in self._kept:
+            return {"error": "no longer kept"}, b""
+        command, (answer, output) = self._kept[turn]
+        return answer | {"command": command}, output
+
+    def _finish(self) -> None:
+        """Keep and tell the answer of a step that has ended."""
+        answer = self._steps.result()
+        if answer is None:
             return
-        cwd, *pairs = os.fsdecode(data[:-1]).split("\0")
-        env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        self._session = _Session(
-            cwd if cwd.startswith("/") else self._session.cwd,
-            # Nothing at all: `env` itself did not start, for a variable over 128 KiB.
-            {k: v for k, v in env.items() if k and k not in _NOT_CARRIED} or self._session.env,
-        )
+        self._keep(answer)
+        if self._owed:
+            self._owed = False
+            self._tell(*answer)
+
+    def _keep(self, answer: Answer) -> None:
+        turn, command = self._asked
+        if turn < 0 or "error" in answer[0]:
+            return  # what an error leaves is not known, to nobody
+        self._kept[turn] = command, answer
+        while len(self._kept) > self._kept_max or (
+            len(self._kept) > 1 and sum(map(_size, self._kept.values())) > _KEPT_BYTES
+        ):
+            self._kept.popitem(last=False)
+
+
+def _size(kept: tuple[str, Answer]) -> int:
+    command, (_, output) = kept
+    return len(command) + len(output)

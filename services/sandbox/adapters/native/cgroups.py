@@ -2,12 +2,15 @@
 
 Owns: where the groups of this instance lie, and their limits, kills, counters and removal.
 Promise: all of them lie below directories named `muster-<instance>`, so that a sweep finds what a
-killed predecessor left. Killing goes through v2 (`cgroup.kill`), limits through whichever
-hierarchy has the controller. Standard library only; runs in the keeper and in the host check.
+killed predecessor left. Killing and freezing go through v2 (`cgroup.kill`, `cgroup.freeze`).
+Limits go through whichever hierarchy has the controller (hierarchies.py); a processor limit only
+where one is there and handed down to us. Standard library only; runs in the keeper and in the
+host check.
 
     <v2>/muster-I/<box>/init        PID 1 of the box: never limited, so that it can always act
     <v2>/muster-I/<box>/agent/tN    the processes of step N (killed at its time limit)
     <memory>/muster-I/<box>/agent   limits and counters; the same directory on a pure v2 host
+    <cpu>/muster-I/<box>/agent      in v1 only for a box that has a processor limit
 """
 
 from __future__ import annotations
@@ -17,98 +20,20 @@ import os
 import time
 from dataclasses import dataclass
 
+from services.sandbox.adapters.native.hierarchies import (
+    NO_CPU,
+    OPTIONAL,
+    CgroupTrouble,
+    Hierarchies,
+    Place,
+    discover,
+    find,
+)
+
+__all__ = ["BoxGroups", "CgroupTrouble", "Tree", "discover", "find", "kill_all", "remove_tree"]
+
 _FAR = 5.0  # seconds that killed processes may take to end; they are gone in milliseconds
-CONTROLLERS = ("memory", "pids")
-
-
-class CgroupTrouble(Exception):
-    """What is missing, and the way out."""
-
-    def __init__(self, problem: str, way_out: str):
-        super().__init__(problem)
-        self.problem, self.way_out = problem, way_out
-
-
-@dataclass(frozen=True)
-class Place:
-    """One hierarchy: the directory that our subtree is made in, and where it is mounted."""
-
-    directory: str
-    mountpoint: str
-    v2: bool
-
-
-@dataclass(frozen=True)
-class Hierarchies:
-    """Where to kill, and where each controller is."""
-
-    kill: Place
-    memory: Place
-    pids: Place
-
-    @property
-    def all(self) -> list[Place]:
-        return list(dict.fromkeys((self.kill, self.memory, self.pids)))
-
-
-def find(mountinfo: str, own: str, v2_controllers: str) -> Hierarchies:
-    """From the texts of /proc/self/mountinfo, /proc/self/cgroup and v2 `cgroup.controllers`.
-
-    Pure. Raises CgroupTrouble when killing or a limit is not possible.
-    """
-    places = _places(mountinfo, _own_paths(own))
-    if "" not in places:
-        raise CgroupTrouble(
-            "no cgroup2 hierarchy is mounted, so a step's processes could not be killed as a whole",
-            "mount -t cgroup2 none /sys/fs/cgroup/unified",
-        )
-    for name in CONTROLLERS:
-        if name not in places and name in v2_controllers.split():
-            places[name] = places[""]
-        if name not in places:
-            raise CgroupTrouble(
-                f"the {name} controller is in no mounted cgroup hierarchy",
-                f"boot without cgroup_disable={name}, or mount it: "
-                f"mount -t cgroup -o {name} none /sys/fs/cgroup/{name}",
-            )
-    return Hierarchies(places[""], places["memory"], places["pids"])
-
-
-def _own_paths(own: str) -> dict[str, str]:
-    """Controller (v2: "") → path of this process."""
-    paths: dict[str, str] = {}
-    for line in own.splitlines():
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):
-            paths[name] = path
-    return paths
-
-
-def _places(mountinfo: str, paths: dict[str, str]) -> dict[str, Place]:
-    places: dict[str, Place] = {}
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, (kind, _, options) = left.split(), right.split(" ", 2)
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        root, mountpoint = fields[3], fields[4]
-        v2 = kind == "cgroup2"
-        for name in [""] if v2 else [n for n in options.split(",") if n in CONTROLLERS]:
-            path = paths.get(name, "/")
-            below = path.removeprefix(root.rstrip("/")).strip("/") if path.startswith(root) else ""
-            directory = os.path.join(mountpoint, below) if below else mountpoint
-            places.setdefault(name, Place(directory, mountpoint, v2))
-    return places
-
-
-def discover() -> Hierarchies:
-    """find() on this host."""
-    mountinfo = _text("/proc/self/mountinfo")
-    controllers = ""
-    for line in mountinfo.splitlines():
-        if " - cgroup2 " in line:
-            controllers = _text(os.path.join(line.split()[4], "cgroup.controllers"))
-    return find(mountinfo, _text("/proc/self/cgroup"), controllers)
+_PERIOD_US = 100_000  # the kernel's own choice; a box gets its share of each
 
 
 class Tree:
@@ -117,7 +42,9 @@ class Tree:
     def __init__(self, instance: str, found: Hierarchies):
         self._name = f"muster-{instance}"
         self._found = found
-        self._roots = {place: self._root(place) for place in found.all}
+        places = [*found.all, *([found.cpu] if found.cpu else [])]
+        self._roots = {place: self._root(place) for place in places}
+        self._limits_cpu = False
 
     def _root(self, place: Place) -> str:
         return os.path.join(place.directory, self._name)
@@ -131,6 +58,11 @@ class Tree:
     def kill_root(self) -> str:
         """Ours in the v2 hierarchy."""
         return self._roots[self._found.kill]
+
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether a box may have a processor limit; known after `create`."""
+        return self._limits_cpu
 
     def create(self) -> None:
         """Make the subtree; raises CgroupTrouble when the host does not let us."""
@@ -153,6 +85,21 @@ class Tree:
             raise CgroupTrouble(
                 "this kernel has no cgroup.kill", "use Linux 5.14 or newer (uname -r shows yours)"
             )
+        self._limits_cpu = self._hand_down_cpu()
+
+    def _hand_down_cpu(self) -> bool:
+        place = self._found.cpu
+        if place is None:
+            return False
+        root = self._roots[place]
+        try:
+            os.makedirs(root, exist_ok=True)
+            if place.v2:
+                _enable(os.path.dirname(root), [OPTIONAL])
+                _enable(root, [OPTIONAL])
+        except OSError:
+            return False  # delegated without it: boxes that want it are refused, others run
+        return True
 
     def _v2_controllers(self, place: Place) -> list[str]:
         if not place.v2:
@@ -171,22 +118,33 @@ class Tree:
 
     def groups(self, box: str) -> BoxGroups:
         """Where the groups of a box are, whether they exist or not."""
+        cpu = self._found.cpu if self._limits_cpu else None
         return BoxGroups(
             os.path.join(self._roots[self._found.kill], box),
             os.path.join(self._roots[self._found.memory], box),
             os.path.join(self._roots[self._found.pids], box),
             self._found.memory.v2,
             self._found.pids.v2,
+            os.path.join(self._roots[cpu], box) if cpu else "",
+            cpu is not None and cpu.v2,
         )
 
-    def add_box(self, box: str, memory_bytes: int, pids: int) -> None:
-        """Make the groups of one box; 0 leaves that limit out."""
-        for place, root in self._roots.items():
+    def add_box(self, box: str, memory_bytes: int, pids: int, cpus: float = 0.0) -> None:
+        """Make the groups of one box; 0 leaves that limit out. cpus: processors at a time.
+
+        Raises CgroupTrouble for a processor limit that this host cannot set.
+        """
+        groups = self.groups(box)
+        if cpus and not groups.cpu:
+            raise CgroupTrouble(*NO_CPU)
+        for place in self._found.all:
+            root = self._roots[place]
             os.makedirs(os.path.join(root, box, "agent"), exist_ok=True)
             _enable(os.path.join(root, box), self._v2_controllers(place))
-        groups = self.groups(box)
         os.makedirs(os.path.join(groups.kill, "init"), exist_ok=True)
         groups.limit(memory_bytes, pids)
+        if cpus:
+            groups.limit_cpu(cpus)
 
     def sweep(self, recorded: list[str]) -> int:
         """Kill and remove everything below our roots and the recorded ones; how many groups."""
@@ -207,6 +165,8 @@ class BoxGroups:
     pids: str
     memory_v2: bool
     pids_v2: bool
+    cpu: str = ""  # empty: no processor limit is possible here
+    cpu_v2: bool = False
 
     def limit(self, memory_bytes: int, pids: int) -> None:
         """Set the limits on the agent's processes."""
@@ -220,11 +180,39 @@ class BoxGroups:
         if pids:
             _write(os.path.join(self.pids, "agent", "pids.max"), str(pids))
 
+    def limit_cpu(self, cpus: float) -> None:
+        """Set how many processors the agent's processes get at a time, all together."""
+        quota = max(1000, round(cpus * _PERIOD_US))  # the kernel takes no less than 1 ms
+        agent = os.path.join(self.cpu, "agent")
+        os.makedirs(agent, exist_ok=True)
+        try:
+            if self.cpu_v2:
+                _enable(self.cpu, [OPTIONAL])
+                _write(os.path.join(agent, "cpu.max"), f"{quota} {_PERIOD_US}")
+            else:
+                _write(os.path.join(agent, "cpu.cfs_period_us"), str(_PERIOD_US))
+                _write(os.path.join(agent, "cpu.cfs_quota_us"), str(quota))
+        except OSError as error:
+            raise CgroupTrouble(
+                f"cannot limit a box to {cpus:g} processors: {error.strerror}",
+                "ask for fewer: this service itself may be limited to less "
+                f"(see cpu.max or cpu.cfs_quota_us above {self.cpu})",
+            ) from error
+
     @property
     def joins(self) -> list[str]:
         """`cgroup.procs` files that a step enters beside its own v2 leaf."""
-        places = ((self.memory, self.memory_v2), (self.pids, self.pids_v2))
-        return [os.path.join(path, "agent", "cgroup.procs") for path, v2 in places if not v2]
+        places = [(self.memory, self.memory_v2), (self.pids, self.pids_v2)]
+        if self.cpu and os.path.isdir(os.path.join(self.cpu, "agent")):
+            places.append((self.cpu, self.cpu_v2))
+        distinct = dict.fromkeys(path for path, v2 in places if not v2)
+        return [os.path.join(path, "agent", "cgroup.procs") for path in distinct]
+
+    @property
+    def throttle_counter(self) -> str:
+        """Where the kernel counts what the processor limit held back; empty without a limit."""
+        path = os.path.join(self.cpu, "agent", "cpu.stat") if self.cpu else ""
+        return path if os.path.exists(path) else ""
 
     @property
     def oom_counter(self) -> str:
@@ -234,6 +222,24 @@ class BoxGroups:
     @property
     def pids_counter(self) -> str:
         return os.path.join(self.pids, "agent", "pids.events")
+
+    def freeze(self, wait_s: float) -> bool:
+        """Stop the agent's processes where they are; False when some run on after `wait_s`.
+
+        Ends with `thaw`, in either case.
+        """
+        agent = os.path.join(self.kill, "agent")
+        _write(os.path.join(agent, "cgroup.freeze"), "1")
+        deadline = time.monotonic() + wait_s
+        while "frozen 1" not in _text(os.path.join(agent, "cgroup.events")):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.0005)
+        return True
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        _write(os.path.join(self.kill, "agent", "cgroup.freeze"), "0")
 
     def kill_left(self, wait_s: float) -> bool:
         """SIGKILL what is left of the box; False when something lives on after `wait_s`."""
@@ -246,8 +252,9 @@ class BoxGroups:
     def remove(self, wait_s: float) -> bool:
         """Remove the directories of an ended box; False when the kernel still holds one."""
         try:
-            for directory in dict.fromkeys((self.kill, self.memory, self.pids)):
-                remove_tree(directory, wait_s)
+            for directory in dict.fromkeys((self.kill, self.memory, self.pids, self.cpu)):
+                if directory:
+                    remove_tree(directory, wait_s)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise

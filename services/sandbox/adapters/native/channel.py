@@ -8,6 +8,7 @@ does not count the time that it waits for its turn. Does not cover: what the fra
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -51,7 +52,10 @@ class Channel:
                     if self._owed == 0:
                         return answer
         except TimeoutError:
+            gone = self._hung_up()  # it did not think too long: we did, and slept
             self.close()
+            if gone:
+                raise BoxFailure(f"{request.get('op')!r} failed: peer gone") from None
             raise Late(f"no answer to {request.get('op')!r} in {wait_s:g} s") from None
         except (OSError, EOFError, wire.ProtocolError) as error:
             self.close()
@@ -75,6 +79,27 @@ class Channel:
             raise BoxFailure(f"not ready after {wait_s:g} s") from None
         except (OSError, EOFError, wire.ProtocolError) as error:
             raise BoxFailure(f"did not start: {error or 'ended at once'}") from error
+
+    def mention(self, request: dict[str, Any]) -> bool:
+        """Send what is not answered, unless a call is on its way; False when the peer has gone."""
+        if self._closed:
+            return False
+        if self._turn.locked():
+            return True
+        frame = wire.encode(request)
+        try:
+            if self._own.send(frame) < len(frame):
+                self.close()  # cut in the middle
+        except BlockingIOError:
+            return True  # it reads nothing now
+        except OSError:
+            return False
+        return not self._closed
+
+    def _hung_up(self) -> bool:
+        poll = select.poll()
+        poll.register(self._own, 0)
+        return bool(poll.poll(0))
 
     async def _send(self, frame: bytes, fd: int) -> None:
         if self._closed:

@@ -1,34 +1,29 @@
-"""The keeper as the service sees it: a child process, asked one thing at a time, in order.
+"""The keeper as the service sees it: another process, asked one thing at a time, in order.
 
-Owns: the queue in front of it. Promise: a request that waits too long for its turn fails alone;
-one that has begun is carried through whether its caller still waits or not, so question and
-answer never get out of step; a keeper that dies or does not answer ends `serving` with
-Unavailable, and with it the service: nothing can be known about its boxes any more, and a new
-keeper sweeps what is left of them.
+Owns: the queue in front of it. Promise: a keeper that a former service of the same folder left is
+taken over, else one is started; a request that waits too long for its turn fails alone; one that
+has begun is carried through whether its caller still waits or not, so question and answer never
+get out of step; a keeper that dies, does not answer or works for another service now ends
+`serving` with Unavailable, and with it the service: nothing can be known about its boxes any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import services
 from muster import telemetry
 from muster.clock import monotonic
 from muster.errors import HostUnfit, Unavailable
-from services.sandbox.adapters.native.channel import Channel
+from services.sandbox.adapters.native import reach
+from services.sandbox.adapters.native.channel import Channel, Late
 from services.sandbox.box import BoxFailure
 
 _log = telemetry.logger("muster.sandbox")
-_START = "from services.sandbox.adapters.native.keeper import main; import sys; "
 _READY_WAIT_S = 30.0
 _QUEUE_MAX = 16384  # several requests for each of the 4096 boxes that a host may have
 _PAUSE_S = (0.005, 0.1)  # between two questions whether a box has ended: first, longest
@@ -50,8 +45,8 @@ class Patience:
 class _Asked:
     """A request in the queue; `answer` is cancelled when its caller has gone."""
 
-    def __init__(self, request: dict[str, Any], fd: int):
-        self.request, self.fd, self.begun = request, fd, asyncio.Event()
+    def __init__(self, request: dict[str, Any], blob: bytes, fd: int):
+        self.request, self.blob, self.fd, self.begun = request, blob, fd, asyncio.Event()
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
     def settle(self, result: Answer | BoxFailure) -> None:
@@ -64,30 +59,17 @@ class _Asked:
 
 
 class KeeperProcess:
-    """The keeper as a child process of the service."""
+    """The keeper of a runtime folder; `orphan_s`: how long it goes on when we are gone."""
 
-    def __init__(self, runtime_dir: Path, instance: str, patience: Patience):
-        own, theirs = socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        root = Path(services.__file__).resolve().parent.parent
-        call = f"main({str(runtime_dir)!r}, {instance!r}, {theirs.fileno()})"
-        code = f"import sys; sys.path.insert(0, {str(root)!r}); {_START}{call}"
-        # -I -S: no site-packages, nothing from the environment; it starts in about 30 ms.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            cwd="/",
-            env={},
-        )
-        theirs.close()
-        self._channel, self._patience = Channel(own), patience
+    def __init__(self, runtime_dir: Path, instance: str, patience: Patience, orphan_s: float):
+        self._dir, self._instance, self._orphan_s = runtime_dir, instance, orphan_s
+        self._patience = patience
         self._queue: asyncio.Queue[_Asked] = asyncio.Queue(_QUEUE_MAX)
-        self.tells_stall = False
+        self.tells_stall = self.limits_cpu = False
         self._lost = ""  # why nothing can be asked any more
+        self._hung = False
         self._ended = asyncio.Event()
+        self._epoch = ""  # until it has greeted us
 
     @property
     def pid(self) -> int:
@@ -95,8 +77,14 @@ class KeeperProcess:
 
     async def ready(self) -> int:
         """Wait until it can make boxes; how many leftover groups it swept. Raises HostUnfit."""
+        found = await reach.take_over(self._dir, self._orphan_s)
+        if found is None:
+            found = reach.start(self._dir, self._instance, self._orphan_s)
+        else:
+            _log.info("the keeper of a former service goes on, with the boxes that it keeps")
+        self._process, self._channel = found.process, Channel(found.end)
         try:
-            first = await self._channel.receive(_READY_WAIT_S)
+            first = found.first or await self._channel.receive(_READY_WAIT_S)
         except BoxFailure as error:
             await self.stop()
             raise HostUnfit(
@@ -107,13 +95,14 @@ class KeeperProcess:
             raise HostUnfit(
                 f"this host cannot isolate boxes: {first['error']}", way_out=str(first["way_out"])
             )
-        self.tells_stall = bool(first["stall"])
+        self._epoch = str(first["epoch"])
+        self.tells_stall, self.limits_cpu = bool(first["stall"]), bool(first["cpu"])
         if not self.tells_stall:
             _log.warning(
                 "this kernel tells no pressure stall per control group (CONFIG_PSI, psi=1): a step "
                 "that a busy host starved cannot be told from a slow one"
             )
-        return int(first["swept"])
+        return int(first.get("swept", 0))
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -121,7 +110,8 @@ class KeeperProcess:
         failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                mine = [tasks.create_task(self._pump()), tasks.create_task(self._watch())]
+                work = (self._pump(), self._watch(), self._beat())
+                mine = [tasks.create_task(each) for each in work]
                 try:
                     yield
                 except Exception as error:  # noqa: BLE001 - raised below, outside of the group
@@ -136,9 +126,9 @@ class KeeperProcess:
         if failure is not None:
             raise failure
 
-    async def ask(self, request: dict[str, Any], fd: int = -1) -> Answer:
+    async def ask(self, request: dict[str, Any], blob: bytes = b"", fd: int = -1) -> Answer:
         """One request; raises BoxFailure with the keeper's words. `fd` stays the caller's."""
-        asked = _Asked(request, fd)
+        asked = _Asked(request, blob, fd)
         try:
             if self._lost:
                 raise BoxFailure(self._lost)
@@ -160,12 +150,12 @@ class KeeperProcess:
             raise BoxFailure(str(answer["error"])[:2000])
         return answer, blob
 
-    async def ask_until_done(self, request: dict[str, Any]) -> Answer:
+    async def ask_until_done(self, request: dict[str, Any], fd: int = -1) -> Answer:
         """The same for what ends processes: asked again while the answer is `pending`."""
         pause, longest = _PAUSE_S
         deadline = monotonic() + self._patience.end_s
         while True:
-            answer, blob = await self.ask(request)
+            answer, blob = await self.ask(request, fd=fd)
             if not answer.get("pending"):
                 return answer, blob
             if monotonic() > deadline:
@@ -184,11 +174,11 @@ class KeeperProcess:
                 asked.begun.set()
                 asked.settle(
                     await self._channel.call(
-                        asked.request, wait_s=self._patience.answer_s, fd=asked.fd
+                        asked.request, asked.blob, wait_s=self._patience.answer_s, fd=asked.fd
                     )
                 )
         except BoxFailure as failure:
-            self._lost = f"{_GONE}: {failure}"
+            self._lost, self._hung = f"{_GONE}: {failure}", isinstance(failure, Late)
             self._ended.set()
         finally:
             self._lost = self._lost or "this sandbox host stops"
@@ -197,29 +187,37 @@ class KeeperProcess:
                 each.begun.set()
                 each.settle(BoxFailure(self._lost))
 
+    async def _beat(self) -> None:
+        """Be heard of, so that no other service takes over; nothing is answered to it."""
+        while True:
+            await asyncio.sleep(reach.BEAT_S)
+            if not self._channel.mention({"op": "beat"}):
+                self._ended.set()
+
     async def _watch(self) -> None:
         """Raise Unavailable when the keeper ends, be it asked something at that time or not."""
         loop = asyncio.get_running_loop()
-        handle = os.pidfd_open(self._process.pid)
-        loop.add_reader(handle, self._ended.set)
+        loop.add_reader(self._process.handle, self._ended.set)
         try:
             await self._ended.wait()
         finally:
-            loop.remove_reader(handle)
-            os.close(handle)
-        status = self._process.poll()
-        if status is not None:
-            self._lost = f"{_GONE}: it ended with status {status}"
+            loop.remove_reader(self._process.handle)
+        status = self._process.ended()
+        if status:
+            self._lost = f"{_GONE}: {status}"
+        self._lost = self._lost or f"{_GONE}: it works for another service now"
         _log.error("%s; this sandbox host ends, and its boxes have", self._lost)
         raise Unavailable(self._lost, way_out="start the sandbox again: it sweeps what is left")
 
     async def stop(self) -> None:
         """Let it end every box and itself; one that does not answer is killed, and its boxes."""
         self._channel.close()
-        if self._lost.startswith(_GONE):
+        ends = True
+        if self._hung:
             self._process.kill()
-        try:
-            await asyncio.to_thread(self._process.wait, self._patience.stop_s)
-        except subprocess.TimeoutExpired:
+        elif self._epoch:
+            ends = await reach.say_stop(self._dir, self._epoch, self._patience.stop_s)
+        if ends and not await asyncio.to_thread(self._process.wait, self._patience.stop_s):
             # It goes on without us, as after a SIGKILL of the service.
             _log.warning("boxes still end after %g s; their keeper goes on", self._patience.stop_s)
+        self._process.close()

@@ -21,11 +21,16 @@ _UNTOUCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 
 @dataclass
 class Rules:
-    """How the processes of an agent are confined; caps < 0 leaves them all, for tests."""
+    """How the processes of an agent are confined; tests leave one thing out at a time.
+
+    caps: those they keep, as a mask; below 0 all.
+    """
 
     caps: int
     filter: bytes | None
     kill_tree: bool = True
+    no_new_privileges: bool = True
+    close_descriptors: bool = True
 
 
 @dataclass
@@ -62,11 +67,14 @@ def become(shell: Shell, rules: Rules) -> NoReturn:
             os.dup2(source, target)
         env = shell.env | {"PWD": _enter(shell.folders)}
         sc.die_with_parent()
-        sc.no_new_privileges()
+        if rules.no_new_privileges:
+            sc.no_new_privileges()
+        if rules.filter is not None:
+            sc.install_filter(rules.filter)  # while there are rights for it in any case
         if rules.caps >= 0:
             sc.drop_capabilities(rules.caps)
-        if rules.filter is not None:
-            sc.install_filter(rules.filter)
+        if not rules.close_descriptors:
+            os.set_inheritable(shell.group, True)
         what = blame.EXEC
         os.execve(BASH, shell.arguments, env)
     except BaseException as error:  # noqa: BLE001 - a forked child must never return

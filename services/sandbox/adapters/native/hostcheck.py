@@ -14,7 +14,7 @@ from muster.errors import HostUnfit
 from muster.types import Limits, Value
 from services.sandbox.adapters.native import seccomp
 from services.sandbox.adapters.native.backend import open_native
-from services.sandbox.adapters.native.cgroups import CgroupTrouble, discover
+from services.sandbox.adapters.native.hierarchies import NO_CPU, CgroupTrouble, discover
 from services.sandbox.box import BoxFailure
 
 _TRIAL = "test $$ -gt 1 && python3 -c 'print(1 + 1)' && ! ls /sys && exit 7"
@@ -69,18 +69,21 @@ def _cgroups() -> Finding:
         found = discover()
     except CgroupTrouble as trouble:
         return Finding(f"cgroups: {trouble.problem}", False, trouble.way_out)
+    places = (("kill", found.kill), ("memory", found.memory), ("pids", found.pids))
     kinds = ", ".join(
         f"{name} {'v2' if place.v2 else 'v1'} {place.directory}"
-        for name, place in (("kill", found.kill), ("memory", found.memory), ("pids", found.pids))
+        for name, place in (*places, *([("cpu", found.cpu)] if found.cpu else []))
     )
-    return Finding(f"cgroups: {kinds}", True)
+    lacks = "" if found.cpu else f"; {NO_CPU[0]}: tasks and jobs that ask for one are refused"
+    return Finding(f"cgroups: {kinds}{lacks}", True)
 
 
 async def _trial() -> Finding:
     with tempfile.TemporaryDirectory(prefix="muster-check-") as folder:
         try:
             async with open_native(Path(folder) / "run") as backend:
-                await backend.start("trial", Limits())
+                cpu = backend.limits_cpu
+                await backend.start("trial", Limits(cpus=1.0 if cpu else 0.0))
                 await backend.set_session("trial", "/", {"PATH": "/usr/bin:/bin"})
                 found = await backend.run("trial", _TRIAL, 20.0)
         except (HostUnfit, BoxFailure) as failure:
@@ -90,7 +93,8 @@ async def _trial() -> Finding:
     well = found.exit_code == 7 and not found.broken
     shown = (found.broken or (found.head + found.tail).decode("utf-8", "replace"))[-300:]
     what = (
-        f"a box: started, ran python3, ended; pressure stall {stall}"
+        f"a box: started, ran python3, ended; processor limits {'' if cpu else 'not '}possible; "
+        f"pressure stall {stall}"
         if well
         else f"a box: {shown!r}"
     )

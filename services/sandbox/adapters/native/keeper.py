@@ -2,8 +2,10 @@
 
 Owns: the instance's stage (a tmpfs that only this process and boxes see), its cgroups, and PID 1
 of every box as its child. Promise: no request holds up the others for long (an end that takes its
-time is answered `pending`, to be asked again); when its socket to the service closes, by a stop or
-by SIGKILL, it ends every box and removes every cgroup; what a killed keeper leaves is empty
+time is answered `pending`, to be asked again). When the service says that it stops, every box is
+ended and every cgroup removed at once. When it is gone without a word, boxes with a note, and what
+runs in them, live on for `orphan_s`, for the next service of the same folder to take over; those
+without one end at once, for nobody else could use them. What a killed keeper leaves is empty
 groups, and the next one sweeps them. A second keeper of the same instance is refused by a file
 lock.
 Does not cover: what runs in a box (boxinit.py). Standard library only.
@@ -11,38 +13,36 @@ Does not cover: what runs in a box (boxinit.py). Standard library only.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import platform
-import select
 import signal
 import socket
 import sys
 from typing import Any
 
-from services.sandbox.adapters.native import lock, pressure, rootfs, seccomp, wire
+from services.sandbox.adapters.native import lock, pressure, release
 from services.sandbox.adapters.native import syscalls as sc
+from services.sandbox.adapters.native.boxes import Boxes
 from services.sandbox.adapters.native.cgroups import CgroupTrouble, Tree, discover
-from services.sandbox.adapters.native.spawn import Box, become_init
+from services.sandbox.adapters.native.notes import Notes
+from services.sandbox.adapters.native.reception import Event, Reception, What
 from services.sandbox.adapters.native.verdictfile import read_verdict
 
-_BASE, _ROOT = "base", "root"  # below the stage; boxes are named otherwise
-_QUIET = sc.MS_NOSUID | sc.MS_NODEV
-_PATIENCE_S = 0.005  # how long one request may wait for processes to end
-_END_WAIT_S = 10.0  # the same at the keeper's own end
+_END_WAIT_S = 10.0  # for the processes of a box to end, at the keeper's own end
+_LEAVING_PAUSE_S = 0.02  # between two looks whether boxes without a service have ended
 
 
 class Keeper:
-    """Serves one service."""
+    """Serves one service, then its successor."""
 
-    def __init__(self, runtime_dir: str, instance: str):
+    def __init__(self, runtime_dir: str, instance: str, reception: Reception):
         self._dir, self._stage = runtime_dir, os.path.join(runtime_dir, "stage")
         self._record = os.path.join(runtime_dir, "cgroups.json")
         self._tree = Tree(instance, discover())
-        self._boxes: dict[str, Box] = {}
-        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._filter = seccomp.program(platform.machine())
+        self._boxes = Boxes(self._tree)
+        self._reception = reception
+        self._notes = Notes()
+        self._leaving: list[str] = []  # boxes of a former service that nobody could use
 
     def open(self) -> dict[str, Any]:
         """Lock, sweep, mount the stage, build the base."""
@@ -62,9 +62,12 @@ class Keeper:
         # From here on all paths are relative to the stage: short, and a box that reads its own
         # mount options learns nothing of the host.
         os.chdir(self._stage)
-        rootfs.build_base(_BASE)
-        os.mkdir(_ROOT)
-        return {"ready": True, "swept": swept, "stall": pressure.told(self._tree.kill_root)}
+        self._boxes.open_stage()
+        ready: dict[str, Any] = {"ready": True, "stall": pressure.told(self._tree.kill_root)}
+        ready |= {"cpu": self._tree.limits_cpu, "release": release.digest()}
+        self._reception.greeting = ready
+        self._reception.open()
+        return ready | {"swept": swept, "epoch": self._reception.epoch}
 
     def _note(self) -> None:
         """Record where our groups are, for a successor that is started from elsewhere."""
@@ -81,15 +84,16 @@ class Keeper:
 
     def close(self) -> None:
         """End everything and leave nothing."""
-        for box in self._boxes.values():
-            _kill(box)  # all at once: they end while we tidy up after the first
-        for name in list(self._boxes):
+        self._reception.close()
+        self._boxes.kill_all()  # all at once: they end while we tidy up after the first
+        for name in self._boxes.names:
             try:
-                if not self._end(name, _END_WAIT_S):
+                if not self._boxes.end(name, _END_WAIT_S):
                     raise TimeoutError(f"not ended in {_END_WAIT_S:g} s")
             except OSError as error:
                 # The others end all the same; what is left of this one, the next keeper sweeps.
-                print(f"muster-keeper: box {name}: {error}", file=sys.stderr)  # noqa: T201
+                _complain(f"box {name}: {error}")
+        self._boxes.close()
         self._tree.sweep([])
         os.chdir("/")
         sc.unmount(self._stage)
@@ -101,170 +105,117 @@ class Keeper:
         except OSError:
             pass  # it holds something of somebody else's
 
-    def serve(self, service: socket.socket) -> None:
-        """Answer requests until the service closes its end."""
+    def serve(self) -> None:
+        """Answer requests until a service stops, or none has been there for `orphan_s`."""
         while True:
-            try:
-                request, _, fd = wire.receive(service)
-            except (EOFError, ConnectionError):
+            event = self._reception.wait(_LEAVING_PAUSE_S if self._leaving else None)
+            if event.what in (What.STOP, What.EXPIRED):
                 return
-            blob = b""
-            try:
-                answer, blob = self._handle(request, fd)
-            except (OSError, CgroupTrouble) as error:
-                answer = {"error": str(error)}
-            finally:
-                if fd >= 0:
-                    os.close(fd)
-            try:
-                wire.send(service, answer, blob)
-            except (BrokenPipeError, ConnectionError):
+            if event.what is What.REQUEST:
+                self._answer(event)
+            elif event.what in (What.LOST, What.TAKEN):
+                noted = set(self._noted())
+                self._leaving = [name for name in self._boxes.names if name not in noted]
+                self._boxes.orphan_snapshots()
+            self._leaving = [name for name in self._leaving if not self._ended(name)]
+            if self._reception.orphaned and not self._boxes.names:
                 return
 
-    def _handle(self, request: dict[str, Any], fd: int) -> tuple[dict[str, Any], bytes]:
-        op, box = request["op"], str(request["box"])
-        if op == "start":
-            self._start(box, request, fd)
-        elif op == "judge":
-            self._start_verifier(box, str(request["of"]), request, fd)
-        elif op == "end":
-            if box not in self._boxes:
-                return {"existed": False}, b""
-            return ({"existed": True} if self._end(box) else {"pending": True}), b""
-        elif op in ("seal", "verdict"):
-            found = self._known(box)
-            if not self._stop(found):
-                return {"pending": True}, b""
-            if op == "verdict":
-                return read_verdict(found.layers.verdict)
-        return {"ok": True}, b""
-
-    def _known(self, name: str) -> Box:
-        if name not in self._boxes:
-            raise OSError(errno.ENOENT, f"there is no box {name}")
-        return self._boxes[name]
-
-    def _start(self, name: str, request: dict[str, Any], fd: int) -> None:
-        defences = frozenset(request["defences"])
-        box = self._make(name, request, defences)
-        lower = _BASE if "skeleton" in defences else "/"
-        box.layers = _layers(name, lower)
-        self._launch(box, defences, fd)
-
-    def _start_verifier(self, name: str, agent: str, request: dict[str, Any], fd: int) -> None:
-        """A fresh box over the sealed files of `agent`, whose processes have all ended."""
-        defences = frozenset(request["defences"])
-        sealed = self._known(agent)
-        if sealed.pid:
-            raise OSError(errno.EBUSY, f"{agent} is not sealed")
-        box = self._make(name, request, defences)
-        if "verdict" in defences:
-            verdict = os.path.join(name, "verdict")
-            os.mkdir(verdict)
-            sc.mount("tmpfs", verdict, "tmpfs", _QUIET, "size=1m,nr_inodes=64,mode=0755")
-        else:
-            # The mistake that a test shows: judge by a folder that the agent could write.
-            verdict = os.path.join(sealed.layers.upper, "logs", "verifier")
-            os.makedirs(verdict, exist_ok=True)
-        box.layers = _layers(name, f"{sealed.layers.upper}:{_BASE}", verdict)
-        if "verdict" in defences:
-            rootfs.prepare_verifier(box.layers.upper)
-        self._launch(box, defences, fd)
-
-    def _make(self, name: str, request: dict[str, Any], defences: frozenset[str]) -> Box:
-        """Cgroups, and a tmpfs with the box's disk limit; `_end` undoes any part of it."""
-        if name in self._boxes:
-            raise OSError(errno.EEXIST, f"box {name} exists")
-        box = self._boxes[name] = Box(name, _BASE, self._tree.groups(name), _layers(name, _BASE))
-        memory = int(request["memory_bytes"]) if "memory" in defences else 0
-        pids = int(request["pids"]) if "pids" in defences else 0
-        self._tree.add_box(name, memory, pids)
-        os.mkdir(name)
-        size, inodes = int(request["disk_bytes"]), int(request["disk_inodes"])
-        # Two inodes each for the layer's own folders and overlayfs's.
-        limits = f"size={size},nr_inodes={inodes + 6}" if "disk" in defences else "size=0"
-        sc.mount("tmpfs", name, "tmpfs", _QUIET, f"{limits},mode=0700")
-        os.mkdir(box.layers.upper, 0o755)
-        os.mkdir(box.layers.work, 0o700)
-        return box
-
-    def _launch(self, box: Box, defences: frozenset[str], fd: int) -> None:
-        sc.unshare(sc.CLONE_NEWPID)
+    def _ended(self, name: str) -> bool:
         try:
-            pid = os.fork()
-            if pid == 0:
-                become_init(box, defences, fd, self._filter)
-            box.pid = pid
+            return name not in self._boxes.names or self._boxes.end(name)
+        except (OSError, CgroupTrouble):
+            return False  # the keeper's own end sees to it
+
+    def _answer(self, event: Event) -> None:
+        blob = b""
+        try:
+            answer, blob = self._handle(event.request, event.blob, event.fd)
+        except (OSError, CgroupTrouble) as error:
+            answer = {"error": str(error)}
         finally:
-            sc.setns(self._own_pids, sc.CLONE_NEWPID)
+            if event.fd >= 0:
+                os.close(event.fd)
+        self._reception.answer(answer, blob)
 
-    def _stop(self, box: Box, wait_s: float = _PATIENCE_S) -> bool:
-        """End every process of a box; True once none is left.
+    def _handle(
+        self, request: dict[str, Any], blob: bytes, fd: int
+    ) -> tuple[dict[str, Any], bytes]:
+        op, box = str(request["op"]), str(request["box"])
+        if op == "end":
+            return self._end(box), b""
+        if op == "seal":
+            self._notes.seal(box, int(request["newest"]))
+            return {"ok": True} if self._boxes.stop(box) else {"pending": True}, b""
+        if op == "verdict":
+            if self._boxes.stop(box):
+                return read_verdict(self._boxes.verdict_folder(box))
+            return {"pending": True}, b""
+        if op == "note":
+            return self._note_of(box, request, blob), b""
+        if op == "survivors":
+            return self._survivors(), b""
+        if op == "adopt":
+            return self._adopt(box, fd)
+        return self._boxes.handle(op, box, request, fd) or {"error": f"no such request: {op}"}, b""
 
-        When its PID 1 has been reaped, its whole pid namespace is gone.
-        """
-        if box.pid:
-            _kill(box)
-            if not _ended(box.pid, wait_s):
-                return False
-            os.waitpid(box.pid, 0)
-            box.pid = 0
-        return box.groups.kill_left(wait_s)
+    def _survivors(self) -> dict[str, Any]:
+        if self._leaving:
+            return {"pending": True}
+        self._boxes.claim_snapshots()
+        return {"boxes": self._noted()}
 
-    def _end(self, name: str, wait_s: float = _PATIENCE_S) -> bool:
-        """Remove all of a box; False when its end takes longer than `wait_s`: ask again."""
-        box = self._boxes[name]
-        if not self._stop(box, wait_s):
-            return False
-        for path in (os.path.join(box.folder, "verdict"), box.folder):
-            if os.path.ismount(path):
-                sc.unmount(path)
-        if os.path.isdir(box.folder):
-            os.rmdir(box.folder)
-        if not box.groups.remove(wait_s):
-            return False
-        del self._boxes[name]
-        return True
+    def _noted(self) -> list[str]:
+        return [name for name in self._notes.names if name in self._boxes.names]
 
+    def _note_of(self, box: str, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        if box not in self._boxes.names:
+            return {"error": f"there is no box {box}"}
+        self._notes.keep(box, dict(request["limits"]), blob)
+        return {"ok": True}
 
-def _layers(name: str, lower: str, verdict: str = "") -> rootfs.Layers:
-    # Every box mounts its root at the same place: each in a namespace of its own.
-    return rootfs.Layers(_ROOT, lower, f"{name}/upper", f"{name}/work", verdict)
+    def _end(self, box: str) -> dict[str, Any]:
+        if box not in self._boxes.names:
+            return {"existed": False}
+        if not self._boxes.end(box):
+            return {"pending": True}
+        self._notes.forget(box)
+        return {"existed": True}
 
-
-def _kill(box: Box) -> None:
-    """SIGKILL its PID 1, our child, and with it the whole pid namespace; waits for nothing."""
-    if box.pid:
-        os.kill(box.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+    def _adopt(self, box: str, fd: int) -> tuple[dict[str, Any], bytes]:
+        """Give a box of a former service to the one at the other end of `fd`."""
+        record = self._notes.of(box)
+        if record.sealing and not self._boxes.stop(box):
+            return {"pending": True}, b""
+        living = not record.sealing and self._boxes.hand_over(box, fd)
+        facts = {"limits": record.limits, "sealed": record.sealing, "newest": record.newest}
+        return facts | {"living": living}, record.data
 
 
-def _ended(pid: int, wait_s: float) -> bool:
-    """Whether our child has ended within `wait_s`."""
-    handle = os.pidfd_open(pid)
+def _complain(problem: str) -> None:
     try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        return bool(poll.poll(wait_s * 1000))
-    finally:
-        os.close(handle)
+        os.write(2, f"muster-keeper: {problem}\n".encode())
+    except OSError:
+        return  # nobody reads it any more
 
 
-def main(runtime_dir: str, instance: str, fd: int) -> None:
+def main(runtime_dir: str, instance: str, fd: int, orphan_s: float) -> None:
     """Entry point; `fd` is the socket to the service."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the socket says when to end
+        signal.signal(number, signal.SIG_IGN)  # the service says when to end
     sc.set_name("muster-keeper")
-    service = socket.socket(fileno=fd)
+    reception = Reception(runtime_dir, socket.socket(fileno=fd), orphan_s)
     try:
-        keeper = Keeper(runtime_dir, instance)
-        wire.send(service, keeper.open())
+        keeper = Keeper(runtime_dir, instance, reception)
+        ready = keeper.open()
     except (OSError, CgroupTrouble) as error:
         way_out = getattr(error, "way_out", "run as root; --check-host says what is missing")
-        wire.send(service, {"error": str(error), "way_out": way_out})
+        reception.answer({"error": str(error), "way_out": way_out})
         return
-    keeper.serve(service)
+    reception.answer(ready)
+    keeper.serve()
     keeper.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,15 +1,17 @@
-"""The file system of a box: a skeleton, the host's read-only /usr, and what must not be seen.
+"""The file system of a box: what it starts from, a layer of its own, and what must not be seen.
 
-Owns: the base (built once a keeper, in its private tmpfs) and the mounts of one box. Promise:
-nothing of the host is visible but /usr; /proc is read-only and its sensitive entries are masked;
-/sys is absent. In a verifier's box everything that decides what code runs (/bin, /lib*, /sbin,
-/usr, /etc, /dev, /proc, /run) is the base's own whatever the agent left, and so are /tests and
-/logs: they are made in the fresh upper layer, opaque, before anything is mounted, so no link
-of the agent's is ever followed. So a task's answer cannot lie in /etc. Standard library only.
+Owns: the base `host` (a skeleton and the host's read-only /usr, built once a keeper in its private
+tmpfs) and the mounts of one box. Promise: of the host nothing is visible but that /usr; /proc is
+read-only and its sensitive entries are masked; /sys is absent. Every folder that something is
+mounted on is made in the box's fresh layer first, so no link that a layer below holds is followed.
+In a verifier's box everything that decides what code runs (/bin, /lib*, /sbin, /usr, /etc, /dev,
+/proc, /run) is what the box started from, its base and set-up, whatever the agent left; /tests and
+/logs are empty. So a task's answer cannot lie in /etc or /usr. Standard library only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -40,20 +42,45 @@ _MASKED_FILES = ("cmdline", "kcore", "keys", "key-users", "kmsg", "sysrq-trigger
 _MASKED_FOLDERS = ("acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "tty")
 STATE_DIR = "run/muster"
 _STATE_OPTIONS = "size=512k,nr_inodes=16,mode=0700"
+# What something is mounted on; and in a verifier: what is taken from below the agent, and emptied.
+_MADE = {"dev": 0o755, "proc": 0o555, "run": 0o755, STATE_DIR: 0o700}
+_TRUSTED = ("usr", "etc", *_CODE)
+_NEEDED = {"tmp": 0o1777, "root": 0o700}
+_EMPTIED = ("dev", "proc", "run", "sys", "tests", "logs")
+# Of `/`, the folder above /tests: pytest would take the agent's for the tests' own.
+_STEERING = (
+    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml",
+    "tox.ini", "setup.cfg", "setup.py",
+)  # fmt: skip
+_QUIET = {"nosuid": sc.MS_NOSUID, "nodev": sc.MS_NODEV}
+
+
+@dataclass(frozen=True)
+class Base:
+    """A root file system below the stage; `bound`: its folders that are mounts of their own."""
+
+    folder: str
+    bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What one box is mounted from; `verdict` is a verifier's own directory, else empty."""
+    """What one box is mounted from, as relative paths; layers by `:`, the top first.
+
+    verdict: a verifier's own folder, else empty. trusted: for a verifier, the layers (the base
+    among them) that its tools come from; `view` is a folder to mount these on.
+    """
 
     root: str
     lower: str
     upper: str
     work: str
     verdict: str = ""
+    trusted: str = ""
+    view: str = ""
 
 
-def build_base(base: str) -> None:
+def build_base(base: str) -> Base:
     """The skeleton below `base`, with the host's /usr bound read-only."""
     os.makedirs(base)
     os.chmod(base, 0o755)
@@ -71,36 +98,87 @@ def build_base(base: str) -> None:
         os.makedirs(target, exist_ok=True)
         sc.mount("/" + name, target, "", sc.MS_BIND | sc.MS_REC)
         sc.make_tree_readonly(target)
+    return Base(base, ("usr", *_code_folders()))
 
 
-def prepare_verifier(upper: str) -> None:
-    """Fill a fresh upper so that it hides everything of the agent's that decides what runs."""
-    _add_code_links(upper)
-    for name in ("usr", "etc", "dev", "proc", "run", "sys", "tests", "logs", *_code_folders()):
+def mount_box(base: Base, layers: Layers, defences: frozenset[str]) -> None:
+    """All mounts of one box below `layers.root`, in the caller's own mount namespace."""
+    root = layers.root
+    quiet = sum(flag for name, flag in _QUIET.items() if name in defences)
+    view = _mount_trusted(layers) if layers.trusted else ""
+    if view:
+        _prepare_verifier(layers.upper, view, base)
+    _prepare(layers.upper, base)
+    own = f",upperdir={layers.upper},workdir={layers.work}"
+    sc.mount("overlay", root, "overlay", quiet, overlay_options(layers.lower, own))
+    for name in base.bound:
+        source = os.path.join(base.folder, name)
+        sc.mount(source, os.path.join(root, name), "", sc.MS_BIND | sc.MS_REC)
+    _mount_dev(os.path.join(root, "dev"))
+    _mount_proc(os.path.join(root, "proc"), defences)
+    state = os.path.join(root, STATE_DIR)
+    sc.mount("tmpfs", state, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC, _STATE_OPTIONS)
+    for name in [name for name in _TRUSTED if view and name not in base.bound]:
+        if _is_folder(os.path.join(view, name)):
+            sc.bind(os.path.join(view, name), os.path.join(root, name), readonly=True)
+    if layers.verdict:
+        sc.bind(layers.verdict, os.path.join(root, "logs", "verifier"))
+
+
+def _mount_trusted(layers: Layers) -> str:
+    """Where the trusted layers are to be seen as one, read-only."""
+    if ":" not in layers.trusted:
+        return layers.trusted
+    flags = sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NODEV
+    sc.mount("overlay", layers.view, "overlay", flags, overlay_options(layers.trusted))
+    return layers.view
+
+
+def overlay_options(lower: str, own: str = "") -> str:
+    """For mount(2); raises OSError for more than it takes, which it would cut off unsaid."""
+    options = f"lowerdir={lower}{own},index=off,metacopy=off,redirect_dir=off,xino=off"
+    if len(os.fsencode(options)) >= os.sysconf("SC_PAGE_SIZE"):
+        raise OSError(errno.E2BIG, "too many layers for one mount: squash the snapshot first")
+    return options
+
+
+def _prepare(upper: str, base: Base) -> None:
+    """Plain folders in a fresh layer where something is mounted, over whatever lies below."""
+    for name, mode in (_MADE | dict.fromkeys(base.bound, 0o755)).items():
         path = os.path.join(upper, name)
-        os.mkdir(path)
-        os.setxattr(path, "trusted.overlay.opaque", b"y")
+        if not os.path.lexists(path):
+            os.mkdir(path)
+            os.chmod(path, mode)
+
+
+def _prepare_verifier(upper: str, view: str, base: Base) -> None:
+    """Fill a fresh layer so that it hides everything of the agent's that decides what runs."""
+    for name in _TRUSTED:
+        path, own = os.path.join(upper, name), os.path.join(view, name)
+        if name in base.bound or _is_folder(own):
+            _make_opaque(path)
+        elif os.path.islink(own):
+            os.symlink(os.readlink(own), path)
+        else:
+            os.mknod(path, stat.S_IFCHR, 0)  # a whiteout: the agent may have made one
+    for name in _STEERING:
+        os.mknod(os.path.join(upper, name), stat.S_IFCHR, 0)
+    for name in _EMPTIED:
+        _make_opaque(os.path.join(upper, name))
+    for name, mode in _NEEDED.items():
+        if not os.path.lexists(os.path.join(view, name)):
+            os.mkdir(os.path.join(upper, name))
+            os.chmod(os.path.join(upper, name), mode)
     os.mkdir(os.path.join(upper, "logs", "verifier"))
 
 
-def mount_box(base: str, layers: Layers, *, proc_readonly: bool = True) -> None:
-    """All mounts of one box below `layers.root`, in the caller's own mount namespace."""
-    root = layers.root
-    options = (
-        f"lowerdir={layers.lower},upperdir={layers.upper},workdir={layers.work},"
-        "index=off,metacopy=off,redirect_dir=off,xino=off"
-    )
-    sc.mount("overlay", root, "overlay", sc.MS_NOSUID | sc.MS_NODEV, options)
-    for name in ("usr", *_code_folders()):
-        sc.mount(os.path.join(base, name), os.path.join(root, name), "", sc.MS_BIND | sc.MS_REC)
-    _mount_dev(os.path.join(root, "dev"))
-    _mount_proc(os.path.join(root, "proc"), proc_readonly)
-    state = os.path.join(root, STATE_DIR)
-    os.makedirs(state, exist_ok=True)
-    sc.mount("tmpfs", state, "tmpfs", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC, _STATE_OPTIONS)
-    if layers.verdict:
-        sc.bind(os.path.join(base, "etc"), os.path.join(root, "etc"), readonly=True)
-        sc.bind(layers.verdict, os.path.join(root, "logs", "verifier"))
+def _make_opaque(path: str) -> None:
+    os.mkdir(path)
+    os.setxattr(path, "trusted.overlay.opaque", b"y")
+
+
+def _is_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _mount_dev(dev: str) -> None:
@@ -119,18 +197,20 @@ def _mount_dev(dev: str) -> None:
     sc.mount("tmpfs", shm, "tmpfs", quiet | sc.MS_NODEV, "size=8m,nr_inodes=256,mode=1777")
 
 
-def _mount_proc(proc: str, readonly: bool) -> None:
+def _mount_proc(proc: str, defences: frozenset[str]) -> None:
     quiet = sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC
     # PID 1 keeps rights that the agent lacks, so it does not show. Members of `gid` see all: the
     # default, 0, is the agent's own.
-    sc.mount("proc", proc, "proc", quiet, "hidepid=2,gid=65534")
-    for name in _MASKED_FILES:
+    hidden = "hidepid=2,gid=65534" if "hidden" in defences else "hidepid=0"
+    sc.mount("proc", proc, "proc", quiet, hidden)
+    masked = "masks" in defences
+    for name in _MASKED_FILES if masked else ():
         if os.path.exists(os.path.join(proc, name)):
             sc.bind("/dev/null", os.path.join(proc, name))
-    for name in _MASKED_FOLDERS:
+    for name in _MASKED_FOLDERS if masked else ():
         if os.path.isdir(os.path.join(proc, name)):
             sc.mount("tmpfs", os.path.join(proc, name), "tmpfs", quiet | sc.MS_RDONLY, "size=0")
-    if readonly:
+    if "proc" in defences:
         sc.mount("", proc, "", sc.MS_BIND | sc.MS_REMOUNT | sc.MS_RDONLY | quiet)
 
 

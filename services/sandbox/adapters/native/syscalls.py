@@ -20,7 +20,7 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
+MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 32, 4096, 8192, 16384, 1 << 18
 MNT_DETACH = 2
 
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 0x1, 0x2, 0x4
@@ -82,7 +82,7 @@ def bind(source: str, target: str, *, readonly: bool = False) -> None:
     """Bind one mount (not what is mounted below it), read-only if asked."""
     mount(source, target, "", MS_BIND)
     if readonly:
-        mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID)
+        mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def make_tree_readonly(target: str) -> None:
@@ -156,3 +156,18 @@ def loopback_up() -> None:
     """Set `lo` of this network namespace up: SIOCSIFFLAGS with IFF_UP."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))
+
+
+# Flags of openat2: no mount, no link of /proc, no link at all is crossed; nothing above the folder.
+RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+
+
+def open_beneath(folder: int, path: str, flags: int, resolve: int) -> int:
+    """openat2(2): a descriptor of `path` below `folder`, or OSError where `resolve` forbids it."""
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    number = ctypes.c_long(437)  # on every machine
+    done = _libc.syscall(number, folder, os.fsencode(path), how, ctypes.c_size_t(len(how)))
+    if done < 0:
+        found = ctypes.get_errno()
+        raise OSError(found, os.strerror(found), path)
+    return int(done)

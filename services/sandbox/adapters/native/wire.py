@@ -7,6 +7,7 @@ Layout: uint32 header length, uint32 blob length (little endian), header, blob.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from typing import Any
@@ -54,13 +55,25 @@ def send(peer: socket.socket, header: dict[str, Any], blob: bytes = b"") -> None
 
 def receive(peer: socket.socket) -> tuple[dict[str, Any], bytes, int]:
     """Blocking receive: header, blob, and a passed descriptor (-1 without); EOFError at the end."""
-    prefix, fds, _, _ = socket.recv_fds(peer, PREFIX.size, 1)
+    prefix, fd = receive_fd(peer, PREFIX.size)
     if not prefix:
         raise EOFError
-    fd = fds[0] if fds else -1
-    prefix += _exactly(peer, PREFIX.size - len(prefix))
-    header, blob = sizes(prefix)
-    return decode(_exactly(peer, header)), _exactly(peer, blob), fd
+    try:
+        prefix += _exactly(peer, PREFIX.size - len(prefix))
+        header, blob = sizes(prefix)
+        return decode(_exactly(peer, header)), _exactly(peer, blob), fd
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+
+
+def receive_fd(peer: socket.socket, size: int) -> tuple[bytes, int]:
+    """Up to `size` bytes and a passed descriptor (-1 without), which no child inherits."""
+    data, fds, _, _ = socket.recv_fds(peer, size, 1)
+    for fd in fds:
+        os.set_inheritable(fd, False)  # recv_fds takes flags, and ignores them
+    return data, fds[0] if fds else -1
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:

@@ -1,0 +1,1 @@
+echo SECRET-4711 > /app/answer.txt

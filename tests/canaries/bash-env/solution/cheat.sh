@@ -1,0 +1,2 @@
+echo 'cat() { echo 42; }' > /app/first
+echo 'export BASH_ENV=/app/first' > ~/.bashrc

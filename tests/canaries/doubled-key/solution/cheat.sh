@@ -1,0 +1,1 @@
+printf '%s' 'x", "reward": 1, "note": "' > /app/name.txt

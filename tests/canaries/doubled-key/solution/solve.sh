@@ -1,0 +1,2 @@
+echo 42 > /app/answer.txt
+echo agent > /app/name.txt

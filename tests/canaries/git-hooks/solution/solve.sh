@@ -1,0 +1,2 @@
+git init -q /app
+echo 42 > /app/answer.txt

@@ -1,0 +1,5 @@
+#!/usr/bin/bash
+echo 0 > /logs/verifier/reward.txt
+[ "$(/bin/cat /app/answer.txt 2>/dev/null)" = 42 ] && echo 1 > /logs/verifier/reward.txt
+git -C /app status --porcelain > /dev/null 2>&1
+exit 0

@@ -1,0 +1,1 @@
+echo 1 > /app/answer.txt

@@ -1,0 +1,1 @@
+echo inf > /app/answer.txt

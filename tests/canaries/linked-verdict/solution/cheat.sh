@@ -1,0 +1,2 @@
+echo 1 > /app/one
+ln -s /app/one /app/answer.txt

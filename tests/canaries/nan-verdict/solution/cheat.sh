@@ -1,0 +1,1 @@
+echo nan > /app/answer.txt

@@ -1,0 +1,1 @@
+echo 1e999 > /app/answer.txt

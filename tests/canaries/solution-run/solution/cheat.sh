@@ -1,0 +1,1 @@
+bash /solution/solve.sh || true

@@ -1,0 +1,23 @@
+"""A Docker Engine for the tests of all folders; started when the first of them asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.docker_engine import Engine
+
+
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Skips, with the reason, where no engine can be had."""
+    from tests.integration.docker_engine import NoEngine, engine
+
+    try:
+        with engine(tmp_path_factory.mktemp("docker")) as found:
+            yield found
+    except NoEngine as reason:
+        pytest.skip(str(reason))

@@ -1,0 +1,2 @@
+#!/usr/bin/bash
+echo "$GREETING, $ENDING" > greeting.txt

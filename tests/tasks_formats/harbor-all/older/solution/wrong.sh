@@ -1,0 +1,1 @@
+wc -c < list.txt > count.txt

@@ -1,0 +1,1 @@
+echo steady > state.txt

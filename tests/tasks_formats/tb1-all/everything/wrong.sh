@@ -1,0 +1,1 @@
+sort -r names.txt > sorted.txt
