@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers \
-  sim-faults kill-matrix mutants power-cut soak bench freeze clean
+  sim-faults kill-matrix mutants attacks power-cut soak bench freeze clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ kill-matrix: setup ## A fault at every failpoint: simulated, then real processes
 
 mutants: setup ## Planted bugs, each caught by a test or a fault seed (minutes)
 	$(BIN)/python -m tests.faults.mutants
+
+attacks: setup ## Every attack on a box, with its defence and without; what is UNPROVEN is told (needs root)
+	$(PYTEST) -m root tests/integration -k "attack or canar" -rs -s
 
 power-cut: setup ## The server of the streams loses power, 20 times per policy (needs root)
 	$(BIN)/python -m tests.faults.power_cut

@@ -104,7 +104,8 @@ def unpack(archive: bytes) -> dict[str, TaskFile]:
             for info in tar:
                 files[info.name] = _member(tar, info, files)
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
-        raise _refusal(f"not a readable tar: {error}", "archive", _PACK) from error
+        told = str(error) or type(error).__name__
+        raise _refusal(f"not a readable tar: {told}", "archive", _PACK) from error
     for path in files:
         if any(parent in files for parent in _parents(path)):
             raise _refusal("the archive has a file where a folder must be", path, _PACK)
@@ -141,8 +142,9 @@ def _walk(root: Path, path: Path) -> Iterator[Path]:
         yield path
     else:
         kind = "a link" if stat.S_ISLNK(mode) else "not a plain file"
-        problem = f"a task holds only folders and plain files; this is {kind}"
-        raise _refusal(problem, path.relative_to(root), "replace it by the file itself")
+        where = path.relative_to(root)
+        problem = f"a task holds only folders and plain files; {where} is {kind}"
+        raise _refusal(problem, where, "replace it by the file itself")
 
 
 def _read(path: Path, relative: str) -> TaskFile:
@@ -151,7 +153,7 @@ def _read(path: Path, relative: str) -> TaskFile:
         data = source.read(FILE_BYTES_MAX + 1)
         mode = os.fstat(source.fileno()).st_mode
     if len(data) > FILE_BYTES_MAX:
-        problem = f"a file of the task is over {FILE_BYTES_MAX} bytes"
+        problem = f"{relative} is over {FILE_BYTES_MAX} bytes"
         raise _refusal(problem, relative, "let the Dockerfile make it with RUN")
     return TaskFile(0o755 if mode & 0o100 else 0o644, data)
 

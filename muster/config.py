@@ -163,6 +163,18 @@ _TOP_SECTIONS: dict[str, type[Section]] = {
 }
 
 
+# What to write, by the beginning of what pydantic calls the mistake.
+_STEPS = {
+    "int": "write a whole number",
+    "float": "write a number",
+    "bool": "write true or false",
+    "string_type": "write a text in quotes",
+    "dict": "write a table",
+    "greater": "raise it",
+    "less": "lower it",
+}
+
+
 def _check(kind: type[S], data: object, where: str, via: Mapping[str, str]) -> S:
     try:
         return kind.model_validate(data)
@@ -198,7 +210,9 @@ def _hint(kind: type[BaseModel], error: Any) -> str:
     for part in error["loc"]:
         info = model.model_fields.get(str(part)) if model else None
         model = _as_model(info.annotation if info else None)
-    return (info.description or "see the field's type") if info else "see the field's type"
+    step = next((to for kind_, to in _STEPS.items() if error["type"].startswith(kind_)), "")
+    described = (info.description or "see the field's type") if info else "see the field's type"
+    return f"{step}: {described}" if step else described
 
 
 def _as_model(annotation: object) -> type[BaseModel] | None:

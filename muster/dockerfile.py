@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from muster import fetching
 from muster.errors import InvalidInput
 from muster.types import Value
 
@@ -34,8 +35,11 @@ _ENV_NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 _COPY_FLAG = re.compile(r"--(chmod|chown)=(\S+)\Z")
 _HERE = re.compile(r"(^|\s)<<-?[\"']?[A-Za-z_]")
 _ESCAPE = re.compile(r"#\s*escape\s*=", re.IGNORECASE)
-# They fetch from a network. `|| true` in the line says that it can do without.
-_INSTALLS = re.compile(r"\b(apt-get|apt|apk|dnf|yum)(\s+-\S+)*\s+(update|install|add|upgrade)\b")
+_TOLD_MAX = 4  # lines of one file that only an image builder can follow
+_WITH_A_BUILDER = (
+    "start a sandbox host with sandbox.backend = docker, or write the Dockerfile with FROM, "
+    "WORKDIR, ENV, COPY, RUN and USER only"
+)
 
 
 class SetWorkdir(Value, frozen=True, tag=True):
@@ -72,8 +76,9 @@ class Recipe(Value, frozen=True):
     """A whole Dockerfile: the image it names and its steps in order.
 
     workdir: the last WORKDIR; `/` without one, as in Docker. unbuildable: "FILE line N: why (line)"
-    of the first line that only an image builder can follow; there are no steps then, and base and
+    of the lines that only an image builder can follow; there are no steps then, and base and
     workdir are what can be seen. inert: "line N: INSTRUCTION", those that change nothing in a box.
+    lines: of each step, the line that its instruction begins in.
     """
 
     base: str
@@ -81,6 +86,7 @@ class Recipe(Value, frozen=True):
     workdir: str = "/"
     unbuildable: str = ""
     inert: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
 
 
 class _Malformed(Exception):
@@ -91,31 +97,65 @@ class _BuilderOnly(Exception):
     """This line is right, and a native box cannot follow it."""
 
 
+class _Unexpanded(_BuilderOnly):
+    """It names a variable that is not known here."""
+
+
 def parse(text: str, file: str = FILE) -> Recipe:
     """The recipe in `text`; InvalidInput names the line of `file` that no builder could read."""
-    reader, inert = _Reader(), list[str]()
+    recipe, refusals = examine(text, file)
+    if refusals:
+        raise refusals[0]
+    return recipe
+
+
+def examine(text: str, file: str = FILE) -> tuple[Recipe, list[InvalidInput]]:
+    """The recipe, and each line that no builder could read.
+
+    Behind a line that only a builder can follow nothing is refused: what it means is not known.
+    """
+    reader, inert, only = _Reader(), list[str](), list[str]()
+    refusals: list[InvalidInput] = []
+    numbers: list[int] = []
     lines = _logical_lines(text)
     for number, line in lines:
         try:
             if not reader.read(line):
                 inert.append(f"line {number}: {line.partition(' ')[0].upper()}")
-        except _BuilderOnly as only:
-            shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
-            base, workdir = _seen(lines)
-            return Recipe(base, (), workdir, f"{file} line {number}: {only} ({shown})")
+        except _BuilderOnly as why:
+            if not only or not isinstance(why, _Unexpanded):
+                shown = line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+                only.append(f"line {number}: {why} ({shown})")
         except _Malformed as bad:
-            raise InvalidInput(
-                str(bad),
-                field=f"{file} line {number}",
-                value=line[: _SHOWN * 2],
-                way_out=f"supported are {SUPPORTED}",
-            ) from None
-    if not reader.base:
-        way_out = f"supported are {SUPPORTED}"
-        raise InvalidInput(
-            "a Dockerfile starts with FROM", field=f"{file} line 1", value="", way_out=way_out
-        )
-    return Recipe(reader.base, tuple(reader.steps), reader.workdir, "", tuple(inert))
+            if not only:
+                refusals.append(_unreadable(str(bad), f"{file} line {number}", line))
+            if not reader.base:
+                break
+        numbers += [number] * (len(reader.steps) - len(numbers))
+    if only:
+        base, workdir = _seen(lines)
+        return Recipe(base, (), workdir, f"{file} {'; '.join(only[:_TOLD_MAX])}"), refusals
+    if not reader.base and not refusals:
+        refusals.append(_unreadable("a Dockerfile starts with FROM", f"{file} line 1", ""))
+    steps = tuple(reader.steps)
+    return Recipe(reader.base, steps, reader.workdir, "", tuple(inert), tuple(numbers)), refusals
+
+
+def way_out(unbuildable: str) -> str:
+    """What to do about a Recipe.unbuildable where no image builder is, or none would help."""
+    if fetching.NEEDS_NETWORK in unbuildable:  # an image builder has no network either
+        return fetching.INTO_A_BASE
+    return _WITH_A_BUILDER
+
+
+def run_lines(text: str) -> list[int]:
+    """The line that each RUN of a Dockerfile begins in, in order."""
+    return [number for number, line in _logical_lines(text) if line[:4].upper() == "RUN "]
+
+
+def _unreadable(problem: str, field: str, line: str) -> InvalidInput:
+    supported = f"supported are {SUPPORTED}"
+    return InvalidInput(problem, field=field, value=line[: _SHOWN * 2], way_out=supported)
 
 
 def copied(step: CopyFiles, files: Collection[str]) -> list[tuple[str, str]]:
@@ -137,8 +177,8 @@ def copied(step: CopyFiles, files: Collection[str]) -> list[tuple[str, str]]:
             pairs += _globbed(pattern, path, step.dst)
     if not pairs:
         raise InvalidInput(
-            "COPY finds no such file beside the Dockerfile",
-            field="environment/Dockerfile",
+            f"COPY finds no such file beside the Dockerfile: {step.src}",
+            field=FILE,
             value=step.src,
             way_out="add it (tests and solutions never count), or remove the line",
         )
@@ -250,8 +290,8 @@ class _Reader:
     def _run(self, rest: str) -> None:
         if rest.startswith("--"):
             raise _BuilderOnly("RUN takes no flags here")
-        if _INSTALLS.search(rest) and "|| true" not in rest:
-            raise _BuilderOnly("packages come from a network, which no box has")
+        if fetching.installs(rest):
+            raise _BuilderOnly(fetching.NEEDS_NETWORK)
         words = _json_words(rest)
         self.steps.append(RunCommand(shlex.join(words) if words else rest))
 
@@ -338,10 +378,10 @@ def _expand(text: str, env: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         name = match.group(1) or match.group(2)
         if name not in env:
-            raise _BuilderOnly(f"${name} is not set by an earlier ENV")
+            raise _Unexpanded(f"${name} is not set by an earlier ENV")
         return env[name]
 
     expanded = _VARIABLE.sub(value, text)
     if "$" in _VARIABLE.sub("", text):
-        raise _BuilderOnly("only $NAME and ${NAME} can be expanded")
+        raise _Unexpanded("only $NAME and ${NAME} can be expanded")
     return expanded

@@ -51,6 +51,9 @@ class ServerFacts(Value, frozen=True):
         return self.appendfsync if self.aof else NO_FILE
 
 
+_ACCEPT = "accept it with redis.allow_volatile = true (muster up: --allow-volatile)"
+
+
 def check_settings(config: RedisConfig) -> None:
     """Raise ConfigError when the settings ask for less than they may."""
     if config.appendfsync == "no" and not config.allow_volatile:
@@ -58,8 +61,7 @@ def check_settings(config: RedisConfig) -> None:
             f"with this policy {PROMISES['no']}",
             field="redis.appendfsync",
             value=config.appendfsync,
-            way_out="use everysec or always, or accept it with --allow-volatile "
-            "(redis.allow_volatile = true)",
+            way_out=f"use everysec or always, or {_ACCEPT}",
         )
 
 
@@ -73,9 +75,8 @@ def check_server(facts: ServerFacts, config: RedisConfig, shown: str) -> list[st
     warnings = list(_doubts(facts))
     for problem, way_out in _volatile(facts, config.appendfsync):
         if not config.allow_volatile:
-            accept = "accept it with --allow-volatile (redis.allow_volatile = true)"
             raise ConfigError(
-                problem, field="redis.url", value=shown, way_out=f"{way_out}, or {accept}"
+                problem, field="redis.url", value=shown, way_out=f"{way_out}, or {_ACCEPT}"
             )
         warnings.append(f"{problem}; accepted by redis.allow_volatile")
     return warnings

@@ -15,11 +15,12 @@ from muster.explain import clock, consequence, of_record
 from muster.lane_texts import attempt_lines
 from muster.run_index import RunIndex
 from muster.subject import Kind, Subject
-from muster.types import Value, Waiting
+from muster.types import Outcome, Value, Waiting
 from muster.view import seconds
 
 STREAMS = "streams"
 _FURTHER = "muster explain "
+_FAILED = f"ended: {Outcome.INFRA_FAILURE}"
 _HERE = ("muster explain batch", "muster explain")  # what was just asked
 _OF_THE_RUN = ("muster explain", "muster report", "muster audit")  # commands with these options
 _OF_THE_FOLDER = ("muster watch",)  # and those that ask the router alone
@@ -99,6 +100,8 @@ def _next(asked: Subject, waiting: Sequence[Waiting]) -> tuple[Waiting | None, s
     ]
     if asked.kind is not Kind.EPISODE:
         episodes = [line for line in stands if line.subject.count(".") >= 2]
+        # What has failed comes first: whatever waits may well meet the same.
+        episodes = [line for line in episodes if line.state.startswith(_FAILED)] or episodes
         if episodes:  # leads further than its group
             return episodes[0], f"muster explain {episodes[0].subject}"
         for line in stands:

@@ -81,8 +81,8 @@ async def ask(entries: Sequence[Entry]) -> list[HostSeen]:
     return [task.result() for task in asking]
 
 
-async def set_capacity(entry: Entry, boxes_max: int, warm_max: int = -1) -> None:
-    """Boxes that it may hold (0: as it is), boxes that may stand ready (negative: as it is)."""
+async def set_capacity(entry: Entry, boxes_max: int | None, warm_max: int | None = None) -> None:
+    """Boxes that it may hold, boxes that may stand ready; None leaves a figure as it is."""
     request = pb.SetCapacityRequest(boxes_max=boxes_max, warm_max=warm_max)
     async with rpc.channel(entry.address) as channel:
         stub: SandboxServiceAsyncStub = SandboxServiceStub(channel)

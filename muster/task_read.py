@@ -118,20 +118,40 @@ def settings_of(files: Mapping[str, TaskFile]) -> tuple[TaskSettings, Found]:
 def recipe_of(files: Mapping[str, TaskFile], settings: TaskSettings) -> Recipe:
     """How the box is made. A Dockerfile stands before environment.docker_image, which is then the
     prebuilt image of just that file."""
+    recipe, refusals = examine_recipe(files, settings)
+    if refusals:
+        raise refusals[0]
+    return recipe
+
+
+def examine_recipe(
+    files: Mapping[str, TaskFile], settings: TaskSettings
+) -> tuple[Recipe, list[InvalidInput]]:
+    """The same with all that is refused in it."""
     context = environment_files(files)
     shown = "Dockerfile" if BENCH in files else dockerfile.FILE
     if "Dockerfile" not in context:
         way_out = f"add {shown} (FROM, WORKDIR, COPY, RUN are enough)"
-        raise _refusal(f"the task has no {shown}", shown, way_out)
-    recipe = dockerfile.parse(_decoded(context["Dockerfile"], shown, 1 << 16), shown)
+        if BENCH not in files:
+            way_out += ", or name the image in task.toml: [environment] docker_image"
+        return Recipe("", ()), [_refusal(f"the task has no {shown}", shown, way_out)]
+    try:
+        text = _decoded(context["Dockerfile"], shown, 1 << 16)
+    except InvalidInput as error:
+        return Recipe("", ()), [error]
+    recipe, refusals = dockerfile.examine(text, shown)
     ignored = context.get(".dockerignore")
     if ignored and any(line.strip() for line in ignored.data.splitlines()):
         why = f"{shown} line 1: only an image builder follows the .dockerignore beside it"
         recipe = Recipe(recipe.base, (), recipe.workdir, recipe.unbuildable or why)
-    for step in recipe.steps:
+    for step, number in zip(recipe.steps, recipe.lines, strict=True):
         if isinstance(step, CopyFiles):
-            copied(step, context)  # a missing file is told now, not in a box later
-    return recipe
+            try:
+                copied(step, context)  # a missing file is told now, not in a box later
+            except InvalidInput as error:
+                error.field = f"{shown} line {number}"
+                refusals.append(error)
+    return recipe, refusals
 
 
 def environment_files(files: Mapping[str, TaskFile]) -> dict[str, TaskFile]:

@@ -186,12 +186,13 @@ def _check_user(table: Table) -> None:
 
 
 def _check_offline(table: Table) -> None:
-    way_out = 'write network_mode = "no-network", and put what it needs below environment/'
+    needs = "and put what it needs into a base or below environment/"
     if table.raw("network_mode") not in (None, "no-network"):
+        way_out = f'write network_mode = "no-network", {needs}'
         table.refuse("network_mode", "boxes have no network", way_out)
-    for key in ("allowed_hosts", "allow_internet"):
+    for key, nothing in (("allowed_hosts", "[]"), ("allow_internet", "false")):
         if table.raw(key):
-            table.refuse(key, "boxes have no network", way_out)
+            table.refuse(key, "boxes have no network", f"write {key} = {nothing}, {needs}")
 
 
 def _workdir(environment: Table) -> str | None:

@@ -83,7 +83,8 @@ def examine(text: str) -> tuple[TaskSettings, Found]:
     top = Table(root, "", found)
     for name in ("instruction", "difficulty"):
         if root.get(name) in (None, ""):
-            found.refuse(name, "task.yaml has to say it", f"add {name}: ")
+            one_of = f"one of {', '.join(DIFFICULTIES)}" if name == "difficulty" else "what to do"
+            found.refuse(name, "task.yaml has to say it", f"add {name}: and {one_of}")
     top.choice("difficulty", DIFFICULTIES)
     if root.get("parser_name") not in (None, "pytest"):
         way_out = "let run-tests.sh run pytest -rA, and write parser_name: pytest"

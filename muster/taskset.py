@@ -13,15 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from muster import instances, task_fields
+from muster import fetching, instances, task_fields
 from muster.archive import BENCH, TaskFile, pack, pack_files, unpack
+from muster.dockerfile import Recipe, RunCommand
 from muster.errors import InvalidInput
 from muster.task_fields import Remark, TaskSettings
 from muster.task_read import (
     Task,
     checked_name,
     environment_files,
-    recipe_of,
+    examine_recipe,
     settings_of,
     task_from_archive,
 )
@@ -48,6 +49,7 @@ __all__ = [
 TASKS_MAX = 4096
 INSTANCES_MAX = 1024  # of one submission; more groups than that take them in turn
 SUBMISSION_BYTES_MAX = 48 << 20
+_REFUSED_SHOWN = 6  # tasks in one error
 _MARKS = ("task.toml", "instruction.md", "tests", BENCH, "run-tests.sh")
 
 
@@ -83,12 +85,35 @@ def read_task_set(path: Path, *, split: str = "all") -> list[Task]:
     Raises InvalidInput (field `task_set`, `split`, or the field of the task that is wrong).
     """
     tasks: dict[str, Task] = {}
+    refused: list[tuple[str, InvalidInput]] = []
     for folder in task_folders(path):
-        task = read_task(folder)
+        try:
+            task = read_task(folder)
+        except InvalidInput as error:
+            refused.append((folder.resolve().name, error))
+            continue
         if task.name in tasks:
             raise _set_refusal(f"two tasks are named {task.name!r}", folder)
         tasks[task.name] = task
+    if refused:
+        raise refused_of(refused, path)
     return _of_split(list(tasks.values()), split)
+
+
+def refused_of(refused: Sequence[tuple[str, InvalidInput]], path: object) -> InvalidInput:
+    """One error for the tasks of a set that cannot be run: name → why."""
+    _, first = refused[0]
+    further = "`muster tasks check PATH` tells all that is refused"
+    if len(refused) == 1:
+        way_out = f"{first.way_out}; {further}" if first.way_out else further
+        return type(first)(first.problem, field=first.field, value=first.value, way_out=way_out)
+    told = "; ".join(
+        f"{name}: {error.field}: {error.problem.removeprefix(f'task {name}: ')}"
+        for name, error in refused[:_REFUSED_SHOWN]
+    )
+    more = len(refused) - _REFUSED_SHOWN
+    problem = f"{len(refused)} tasks are refused: {told}" + (f"; and {more} more" * (more > 0))
+    return InvalidInput(problem, field="task_set", value=path, way_out=f"mend them; {further}")
 
 
 def read_task(folder: Path, *, seed: int | None = None) -> Task:
@@ -102,7 +127,7 @@ def read_task(folder: Path, *, seed: int | None = None) -> Task:
     try:
         return instantiate(pack(folder), name=folder.resolve().name, seed=seed)
     except InvalidInput as error:
-        problem = f"task folder {folder}: {error.problem}"
+        problem = f"task {folder.resolve().name}: {error.problem}"
         raise InvalidInput(
             problem, field=error.field, value=error.value, way_out=error.way_out
         ) from error
@@ -174,8 +199,9 @@ def examine(folder: Path, *, seed: int | None = None) -> Examined:
     try:
         files = unpack(pack(folder))
         settings, found = settings_of(files)
-        box = found.attempt(lambda: _of_the_box(files, settings), list[Remark]())
-        remarks = [*found.remarks, *box]
+        recipe, refusals = examine_recipe(files, settings)
+        found.refusals += refusals
+        remarks = [*found.remarks, *_of_the_box(files, settings, recipe), *_of_the_script(files)]
         if found.refusals:
             return Examined(None, tuple(found.refusals), tuple(remarks))
         return Examined(read_task(folder, seed=seed), (), tuple(remarks))
@@ -188,14 +214,38 @@ def solution_env(folder: Path) -> dict[str, str]:
     return dict(_settings(unpack(pack(folder))).solution_env)
 
 
-def _of_the_box(files: Mapping[str, TaskFile], settings: TaskSettings) -> list[Remark]:
-    recipe = recipe_of(files, settings)
+def _of_the_box(
+    files: Mapping[str, TaskFile], settings: TaskSettings, recipe: Recipe
+) -> list[Remark]:
     shown = "Dockerfile" if BENCH in files else "environment/Dockerfile"
     nothing = "changes nothing: a box starts nothing of its image"
     remarks = [Remark(f"{shown} {line}", nothing) for line in recipe.inert]
-    if settings.image and recipe.base != settings.image:
+    for step, number in zip(recipe.steps, recipe.lines, strict=True):
+        tool = fetching.fetches(step.command) if isinstance(step, RunCommand) else ""
+        if tool:
+            told = f"{tool} may fetch, and {fetching.NO_NETWORK}: {fetching.COPY_IT}"
+            remarks.append(Remark(f"{shown} line {number}: RUN", told))
+    if settings.image and recipe.base and recipe.base != settings.image:
         built = "the box is made from environment/Dockerfile, whose prebuilt image this is"
         remarks.append(Remark("environment.docker_image", built))
+    return remarks
+
+
+def _of_the_script(files: Mapping[str, TaskFile]) -> list[Remark]:
+    """What the verifier's script cannot do in a box."""
+    shown = "run-tests.sh" if BENCH in files else "tests/test.sh"
+    file = files.get("tests/run-tests.sh" if BENCH in files else shown)
+    if file is None:
+        return []
+    remarks = []
+    if b"\r\n" in file.data:
+        told = "its lines end with CR LF, which bash takes for parts of words: save it with LF"
+        remarks.append(Remark(shown, told))
+    for number, line in enumerate(file.data.decode("utf-8", "replace").split("\n"), start=1):
+        tool = "" if line.lstrip().startswith("#") else fetching.fetches(line)
+        if tool:
+            told = f"{tool} may fetch, and {fetching.NO_NETWORK}: {fetching.INTO_A_BASE}"
+            remarks.append(Remark(f"{shown} line {number}", told))
     return remarks
 
 

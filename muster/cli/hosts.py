@@ -114,7 +114,7 @@ async def _ask(
             "name the run's server with --redis and its name with --run",
         )
     for host in sorted({*wanted, *warm}):
-        await set_capacity(_named(entries, host), wanted.get(host, 0), warm.get(host, -1))
+        await set_capacity(_named(entries, host), wanted.get(host), warm.get(host))
     return await ask(entries)
 
 

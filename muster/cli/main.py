@@ -106,8 +106,10 @@ def up(
 @app.command()
 def submit(
     path: Annotated[Path, typer.Argument(help="A task folder, or a folder of task folders.")],
-    groups: Annotated[int, typer.Option(help="Groups to collect; tasks are taken in turn.")] = 4,
-    group_size: Annotated[int, typer.Option(help="Siblings in each group.")] = 4,
+    groups: Annotated[
+        int, typer.Option(help="Groups to collect, 1 or more; tasks are taken in turn.")
+    ] = 4,
+    group_size: Annotated[int, typer.Option(help="Siblings in each group, 2 or more.")] = 4,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     split: Annotated[
         str, typer.Option(help="Tasks to take: train, eval, limits or all.")
@@ -120,7 +122,9 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="Of this job: repairs_max, valid_min, zero_variance, infra_ceiling.",
+            help="Of this job, once for each: repairs_max (0 or more attempts of a sibling after "
+            "the first), valid_min (siblings that a group needs), zero_variance (train or filter), "
+            "infra_ceiling (0 to 1).",
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the job to its end.")] = False,
@@ -239,13 +243,21 @@ def tasks_check(
     seeds: Annotated[
         int, typer.Option(min=1, max=1000, help="Instances of each task with parameters.")
     ] = 1,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="All that was kept of what wrong tries printed.")
+    ] = False,
     config: ConfigPath = None,
     as_json: Json = False,
 ) -> None:
-    """Try each task in boxes: nothing → 0, wrong solution → 0, right one → 1; exit 1 if not."""
+    """Try each task in boxes: nothing → 0, wrong solution → 0, right one → 1.
+
+    Starts a sandbox of its own (as root) and keeps its state in the folder `check` of the state
+    folder (.muster/check). Exit status: 0 all is right; 1 a reward is wrong, or a task is refused;
+    2 nothing could be tried.
+    """
     from muster.cli.check import check as run
 
-    raise typer.Exit(run(path, seeds=seeds, config_path=config, as_json=as_json))
+    raise typer.Exit(run(path, seeds=seeds, config_path=config, as_json=as_json, verbose=verbose))
 
 
 # `report`, `audit` and `journal verify`: what only looks at a run stands apart.

@@ -25,10 +25,10 @@ def resolve(config: Config, *, redis_url: str, model: str) -> Config:
 
 
 def toml_of(config: Config) -> str:
-    """`config` as TOML."""
-    data: dict[str, Any] = config.model_dump(mode="json", exclude={"sections"}, exclude_none=True)
+    """`config` as TOML; a setting without a value as a comment."""
+    data: dict[str, Any] = config.model_dump(mode="json", exclude={"sections"})
     for name, section in config.sections.items():
-        data[name] = section.model_dump(mode="json", exclude_none=True)
+        data[name] = section.model_dump(mode="json")
     return "\n".join(_table(data, ())) + "\n"
 
 
@@ -37,7 +37,9 @@ def _table(data: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
         yield f"\n[{'.'.join(_key(part) for part in path)}]"
     inner = {key: value for key, value in data.items() if isinstance(value, dict)}
     for key, value in data.items():
-        if key not in inner:
+        if value is None:  # TOML has no word for that
+            yield f"# {_key(key)} is not set"
+        elif key not in inner:
             yield f"{_key(key)} = {_value(value)}"
     for key, value in inner.items():
         yield from _table(value, (*path, key))

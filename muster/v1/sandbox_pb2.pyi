@@ -920,20 +920,26 @@ class SetCapacityRequest(_message.Message):
     BOXES_MAX_FIELD_NUMBER: _builtins.int
     WARM_MAX_FIELD_NUMBER: _builtins.int
     boxes_max: _builtins.int
-    """0 leaves it as it is."""
+    """What is not set stays as it is."""
     warm_max: _builtins.int
-    """Negative leaves it as it is."""
     def __init__(
         self,
         *,
-        boxes_max: _builtins.int = ...,
-        warm_max: _builtins.int = ...,
+        boxes_max: _builtins.int | None = ...,
+        warm_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_boxes_max", b"_boxes_max", "_warm_max", b"_warm_max", "boxes_max", b"boxes_max", "warm_max", b"warm_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes_max", b"boxes_max", "warm_max", b"warm_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_boxes_max", b"_boxes_max", "_warm_max", b"_warm_max", "boxes_max", b"boxes_max", "warm_max", b"warm_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__boxes_max: _TypeAlias = _typing.Literal["boxes_max"]  # noqa: Y015
+    _WhichOneofArgType__boxes_max: _TypeAlias = _typing.Literal["_boxes_max", b"_boxes_max"]  # noqa: Y015
+    _WhichOneofReturnType__warm_max: _TypeAlias = _typing.Literal["warm_max"]  # noqa: Y015
+    _WhichOneofArgType__warm_max: _TypeAlias = _typing.Literal["_warm_max", b"_warm_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__boxes_max) -> _WhichOneofReturnType__boxes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warm_max) -> _WhichOneofReturnType__warm_max | None: ...
 
 Global___SetCapacityRequest: _TypeAlias = SetCapacityRequest  # noqa: Y015
 

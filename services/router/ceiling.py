@@ -12,6 +12,8 @@ from collections import Counter, deque
 
 from muster.types import Outcome, OutcomeLabel
 
+_SHOWN = 300  # characters of what failed last
+
 
 class InfraCeiling:
     """Of one job. `share`: 0..1, the ceiling; `window`: attempts that it is measured over."""
@@ -32,9 +34,10 @@ class InfraCeiling:
         failed = causes.total()
         if failed > self._share * len(self._recent):
             told = ", ".join(f"{cause} {count}" for cause, count in causes.most_common(3))
+            newest = f"; the newest: {label.detail[:_SHOWN]}" if infra and label.detail else ""
             self._why = (
                 f"{failed} of the last {len(self._recent)} attempts failed by infrastructure "
-                f"({told}), above infra_ceiling = {self._share:g}"
+                f"({told}), above infra_ceiling = {self._share:g}{newest}"
             )
             self._until = now + self._pause_s
             self._recent.clear()

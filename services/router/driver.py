@@ -274,8 +274,8 @@ class RouterDriver:
                 value=self._section.jobs_max,
                 way_out="wait for one to end, or cancel one",
             )
-        if any(task.unbuildable for task in tasks):
-            builders.check(tasks, await self._patiently(self._told_by_hosts))
+        hosts = await self._patiently(self._told_by_hosts)
+        builders.check(tasks, hosts, self._machine.rules.limits)
         self._remember(job)
         await self._patiently(lambda: self._durable.submit(spec, tasks))
         await self._driver.apply(e.JobSubmitted(spec))

@@ -18,6 +18,8 @@ from services.router.progress import Reason
 
 _SIBLINGS_MAX = 16  # lines of one answer; groups may be larger
 _COMMAND_SHOWN = 120
+# Whose doing a failure by infrastructure was, by its cause; else the router tells more.
+_LOGS = {"box_start": "sandbox", "host_lost": "sandbox", "engine": "inference"}
 # What brings a run further. Failures, refusals, lists of peers, and boxes and attempts that begin
 # or end without a verdict come by the dozen where nothing works.
 PROGRESS = (
@@ -97,7 +99,7 @@ def of_run(picture: Picture) -> list[Waiting]:
     if not running:
         ended = f"{len(picture.jobs)} jobs ended" if picture.jobs else "no job was submitted"
         return [Waiting(picture.run, ended, owner="client", next_command="muster submit tasks/")]
-    lines = [_job(job, picture) for job in running]
+    lines = [line for job in running for line in (_job(job, picture), *_failure(job))]
     open_ = [g for g in picture.groups.values() if not g.complete]
     oldest = min(open_, key=lambda g: (_longest(g, picture), g.id), default=None)
     if oldest is not None:
@@ -117,6 +119,7 @@ def of_group(group: Group, picture: Picture) -> list[Waiting]:
         if sibling.label is None
     ]
     lines.sort(key=lambda line: (line.since_unix_s or picture.unix_now, line.subject))
+    lines = [*_failure(group), *lines]
     first = lines[0]
     head = Waiting(
         subject=group.id,
@@ -167,7 +170,7 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
         return of_run(picture)
     if subject in picture.jobs:
         groups = [g for g in picture.groups.values() if g.job == subject and not g.complete]
-        lines = [_job(picture.jobs[subject], picture)]
+        lines = [_job(picture.jobs[subject], picture), *_failure(picture.jobs[subject])]
         return lines + [of_group(group, picture)[0] for group in groups[:_SIBLINGS_MAX]]
     if subject in picture.groups:
         return of_group(picture.groups[subject], picture)
@@ -178,6 +181,11 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
     known = picture.groups.get(group)
     if known is None or not number.isdecimal() or int(number) >= len(known.siblings):
         return []
+    failed = known.siblings[int(number)].failed
+    if failed is not None and failed.episode == subject:
+        log = _LOGS.get(failed.label.cause, "router")
+        then = "muster hosts" if log == "sandbox" else f"tail -n 20 {picture.logs}/{log}.log"
+        return [Waiting(subject, f"ended: {failed.told}", next_command=then)]
     return [_sibling(known, int(number), picture)]
 
 
@@ -196,6 +204,17 @@ def _job(job: Job, picture: Picture) -> Waiting:
         owner=reason.owner,
         next_command=_then(reason, picture.logs) or f"muster explain {job.spec.id}",
     )
+
+
+def _failure(of: Job | Group) -> list[Waiting]:
+    """What infrastructure ended last, while nothing has ended well since; it stands first, for
+    whatever else waits may well meet the same."""
+    failed = of.failed
+    if failed is None or (isinstance(of, Job) and of.state is not JobState.RUNNING):
+        return []
+    then = f"muster explain {failed.episode}"
+    waits = "whoever mends that; another attempt meets the same, unless it was a passing fault"
+    return [Waiting(failed.episode, f"ended: {failed.told}", waits, 0.0, "", then)]
 
 
 def _of_job(episode: Episode, job: Job, groups: Mapping[str, Group]) -> bool:
@@ -221,7 +240,10 @@ def _sibling(group: Group, number: int, picture: Picture) -> Waiting:
     if episode is not None:
         return of_episode(episode, picture)
     if sibling.label is not None:
-        ended = f"ended: {sibling.label.outcome} ({sibling.label.cause})"
+        label = sibling.label
+        ended = f"ended: {label.outcome} ({label.cause})"
+        if sibling.failed is not None:
+            ended = f"ended: {sibling.failed.told}"
         return Waiting(id_, ended, owner="readybank", next_command=f"muster explain {group.id}")
     reason, then = picture.reasons.get(group.job, Reason()), f"muster explain {group.job}"
     waits = reason.text or "a place among the running episodes"

@@ -15,6 +15,20 @@ from services.router.carriers import JobSpec, Resume, SiblingRestored, TaskInfo
 from services.router.events import JobTotals
 
 
+class Failed(Value, frozen=True):
+    """An attempt that infrastructure ended, by its id; `at`: steady seconds, 0 after a restart."""
+
+    episode: str
+    label: OutcomeLabel
+    at: float = 0.0
+
+    @property
+    def told(self) -> str:
+        """What happened, for people."""
+        detail = f": {self.label.detail}" if self.label.detail else ""
+        return f"{self.label.outcome} ({self.label.cause}){detail}"
+
+
 @dataclass
 class Sibling:
     """One place in a group."""
@@ -24,6 +38,7 @@ class Sibling:
     running: bool = False
     resume: Resume | None = None  # how far a former router brought this attempt
     started: bool = False  # a former router may have begun it
+    failed: Failed | None = None  # its newest attempt that ended, when infrastructure ended it
 
 
 @dataclass
@@ -40,6 +55,12 @@ class Group:
     @property
     def complete(self) -> bool:
         return all(s.label is not None for s in self.siblings)
+
+    @property
+    def failed(self) -> Failed | None:
+        """The newest of its siblings' failures that no valid end has followed."""
+        found = [one.failed for one in self.siblings if one.failed is not None]
+        return max(found, key=lambda one: one.at, default=None)
 
 
 class JobState(StrEnum):
@@ -63,6 +84,7 @@ class Job:
     turns: int = 0
     repairs: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
+    failed: Failed | None = None  # the newest failure by infrastructure, until a valid end
 
     @property
     def state(self) -> JobState:

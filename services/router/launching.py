@@ -13,7 +13,7 @@ from services.router import events as e
 from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, mix
 from services.router.fleet import Fleet
-from services.router.jobs import Group, Job, Sibling
+from services.router.jobs import Failed, Group, Job, Sibling
 from services.router.rules import RouterRules
 
 
@@ -43,6 +43,22 @@ def open_group(job: Job, version: int) -> tuple[Group, e.OpenGroup]:
         sampling=spec.sampling,
         policy=spec.policy,
     )
+
+
+def restored_siblings(event: e.GroupRestored) -> list[Sibling]:
+    """The siblings of a group that a former router opened, and what failed in them last."""
+    found = []
+    for number, told in enumerate(event.siblings):
+        sibling = Sibling(told.attempt, told.label, resume=told.resume, started=told.started)
+        labels = [
+            (told.attempt - len(told.earlier) + n, e.label) for n, e in enumerate(told.earlier)
+        ]
+        labels += [(told.attempt, told.label)] if told.label is not None else []
+        if labels and not labels[-1][1].outcome.valid:
+            attempt, label = labels[-1]
+            sibling.failed = Failed(f"{event.group}.{number}.{attempt}", label)
+        found.append(sibling)
+    return found
 
 
 def awaits_host(sibling: Sibling, fleet: Fleet) -> bool:

@@ -18,8 +18,14 @@ from services.router.admission import open_groups_max
 from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
-from services.router.jobs import Group, Job, JobProgress, JobState, Sibling
-from services.router.launching import awaits_host, begin, ceiling_of, open_group
+from services.router.jobs import Failed, Group, Job, JobProgress, JobState
+from services.router.launching import (
+    awaits_host,
+    begin,
+    ceiling_of,
+    open_group,
+    restored_siblings,
+)
 from services.router.leftovers import unwanted
 from services.router.policy import Placement
 from services.router.progress import Reason, of_job, waiting_for
@@ -154,10 +160,9 @@ class RouterMachine:
 
     def _restore(self, event: e.GroupRestored) -> Commands:
         job = self._jobs[event.job]
-        siblings = [
-            Sibling(s.attempt, s.label, resume=s.resume, started=s.started) for s in event.siblings
-        ]
+        siblings = restored_siblings(event)
         group = Group(event.group, event.job, event.index, job.task_of(event.index), siblings, True)
+        job.failed = group.failed or job.failed
         self._groups[group.id] = group
         job.opened = max(job.opened, event.index + 1)
         self._restored[event.job].add(event.index)
@@ -332,6 +337,8 @@ class RouterMachine:
         job, sibling = self._jobs[group.job], group.siblings[episode.key.sibling]
         sibling.running = False
         job.finished(label, episode.turns_recorded)
+        failed = None if label.outcome.valid else Failed(episode.id, label, now)
+        job.failed = sibling.failed = failed
         self._ceilings[group.job].ended(label, now)
         repairs_max = job.spec.policy.repairs(self.rules.repairs_max)
         if not label.outcome.valid and sibling.attempt < repairs_max:

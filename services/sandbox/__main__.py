@@ -1,4 +1,9 @@
-"""`python -m services.sandbox --config FILE`: the boxes of one host, until SIGTERM."""
+"""`python -m services.sandbox --config FILE`: the boxes of one host, until SIGTERM.
+
+It announces itself in the Redis of the configuration (`redis.url`), which has to run with
+`appendonly yes`; `muster up` starts one, and this service with it. When it serves it prints
+`ready`.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +18,22 @@ _STOP_S = 3.0  # from the request to stop to the end of the process, whatever ru
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="muster-sandbox", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m services.sandbox",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, help="TOML file; default: built-in settings")
     parser.add_argument(
-        "--check-host", action="store_true", help="say whether this host can isolate, and exit"
+        "--check-host",
+        action="store_true",
+        help="say whether this host can make boxes as configured, and exit: 0 if it can, else 2",
     )
     arguments = parser.parse_args()
     if arguments.check_host:
-        import asyncio
+        from services.sandbox.adapters import checking
 
-        from services.sandbox.adapters.native import hostcheck
-
-        findings = asyncio.run(hostcheck.check())
-        print("\n".join(hostcheck.told(findings)))  # noqa: T201 - the answer to the person
-        return 0 if all(finding.well for finding in findings) else 2
+        return checking.main(arguments.config)
 
     from muster import lifecycle
 
@@ -40,9 +47,11 @@ async def serve(life: Lifecycle) -> None:
     they did is not known, so the process ends for its supervisor to start another.
     """
     from muster import rpc
+    from muster.box_offer import Offer
     from muster.registry import Registry
     from muster.streams import connect
     from muster.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
+    from services.sandbox import limits
     from services.sandbox.adapters.opening import host_id, open_backend
     from services.sandbox.config import section
     from services.sandbox.driver import SandboxHost
@@ -60,14 +69,18 @@ async def serve(life: Lifecycle) -> None:
             SandboxServicer(host, config.backend),
         )
 
+        limits_cpu = bool(getattr(backend, "limits_cpu", True))
+        offer = Offer(backend.builds, bases.patterns, limits.most(config), limits_cpu)
+
         def info() -> dict[str, str]:
             capacity = host.capacity
             return {
                 "boxes_max": str(capacity.boxes_max),
                 "warm_max": str(capacity.warm_max),
                 "backend": config.backend,
-                "builds": "dockerfile" if backend.builds else "",
                 "pressure_stall": "per step" if backend.tells_stall else "not told",
+                "verify_timeout_s_max": f"{config.verify_timeout_s_max:g}",
+                **offer.info(),
             }
 
         async with (
@@ -76,6 +89,12 @@ async def serve(life: Lifecycle) -> None:
             ) as server,
             Registry(redis, life.config.run).announce("sandbox", name, server.address, info),
         ):
+            # A person who started it alone sees that it serves.
+            print(  # noqa: T201
+                f"ready: sandbox host {name} ({config.backend}, {config.boxes_max} boxes) "
+                f"at {server.address}",
+                flush=True,
+            )
             try:
                 await life.stopping.wait()
             finally:

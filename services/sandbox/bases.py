@@ -2,19 +2,18 @@
 
 Owns: the reading of `sandbox.bases`. Promise: the longest pattern that fits an image decides, and
 an image that none fits is refused by name, never replaced by something else; a setting that cannot
-be meant is a ConfigError with its field and value. Names are compared as Docker reads them:
-`docker.io/library/ubuntu:latest`, `ubuntu:latest` and `ubuntu` are one.
-Does not cover: folders, tarballs and their digests (adapters/native/basestore.py).
+be meant is a ConfigError with its field and value. Does not cover: how names are compared
+(muster.image_names), folders, tarballs and their digests (adapters/native/basestore.py).
 """
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-from muster.errors import ConfigError, InvalidInput
+from muster import image_names
+from muster.errors import ConfigError
 from muster.types import Value
 
 HOST = "host"  # the name of the base that is made from this machine's /usr
@@ -23,7 +22,6 @@ _TARBALLS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2")
 _PACKED_OTHERWISE = (".tar.zst", ".tzst", ".zip", ".qcow2", ".img", ".squashfs")
 _PATTERN = re.compile(r"[A-Za-z0-9*?\[\]][A-Za-z0-9._/:@*?\[\]!-]{0,254}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_SHOWN = 12  # patterns in an error
 
 
 class Kind(StrEnum):
@@ -125,29 +123,15 @@ class Bases:
 
     def __init__(self, names: Mapping[str, str] | None = None):
         self._names = dict(_USUAL if names is None else names)
-        # The longest first; of two as long the one with fewer wildcards, then by name.
-        self._patterns = sorted(
-            self._names, key=lambda p: (-len(_plain(p)), sum(map(p.count, "*?[")), p)
-        )
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The images that are known here."""
+        return tuple(sorted(self._names))
 
     def base_for(self, image: str) -> str:
         """The base for an image as FROM names it; InvalidInput when no pattern fits."""
-        name = _plain(image)
-        for pattern in self._patterns:
-            if fnmatch.fnmatchcase(name, _plain(pattern)):
-                return self._names[pattern]
-        known = ", ".join(sorted(self._names)[:_SHOWN]) or "none"
-        raise InvalidInput(
-            f"this host has no base for that image; known are: {known}",
-            field="environment/Dockerfile FROM",
-            value=image[:200],
-            way_out=f'set sandbox.bases."{image[:80]}" to host, to a root file system folder or '
-            "tarball, or to image:NAME with the docker backend; or name a known one in FROM",
-        )
-
-
-def _plain(image: str) -> str:
-    """The name without what Docker would add to it anyway."""
-    for prefix in ("index.docker.io/", "docker.io/", "library/"):
-        image = image.removeprefix(prefix)
-    return image.removesuffix(":latest")
+        pattern = image_names.fitting(self._names, image)
+        if pattern is None:
+            raise image_names.unknown(image, self._names)
+        return self._names[pattern]

@@ -94,7 +94,8 @@ class KeptStep(Value, frozen=True):
 class Survivor(Value, frozen=True):
     """A box that lives though the service that made it is gone.
 
-    note: what that service noted last (`note`). kept: the newest finished steps, oldest first.
+    note: what that service noted last (`note`), `shared` with it. kept: the newest finished steps,
+    oldest first.
     running: turn and command of a step that runs still, to be had from `rejoin`. newest_turn: the
     newest that began, -1 before the first. sealed: no step can run any more.
     """
@@ -106,10 +107,12 @@ class Survivor(Value, frozen=True):
     running: tuple[int, str] | None = None
     newest_turn: int = -1
     sealed: bool = False
+    shared: bytes = b""
 
 
 class JudgeSpec(Value, frozen=True):
-    """How to run a verifier: `script` below `files`, from `cwd`, with exactly `env`.
+    """How to run a verifier: `script` below `files`, from `cwd`, with exactly `env`; where an image
+    was built, over what it says of itself (an empty `cwd` is its own folder).
 
     live: beside the agent's living processes, in their network and with a file system of its own,
     which is what the box started from; else over the sealed files of the box.
@@ -181,7 +184,11 @@ class Backend(Protocol):
         """The same files as one layer over the base, under a new name."""
 
     async def drop(self, layer: str) -> bool:
-        """Remove a snapshot that no box and no other snapshot uses; False when there is none."""
+        """Remove a snapshot that no box and no other snapshot uses; False when there is none.
+
+        What was built has the name of its content. A squashed snapshot uses the set-ups that it
+        came from, for its verifiers.
+        """
 
     async def copy_in(self, box: str, folder: str, files: tuple[CopiedFile, ...]) -> None:
         """Write files, folders and links below `folder`; nothing is written outside of it."""
@@ -190,11 +197,18 @@ class Backend(Protocol):
         """A file or folder as it is now. Raises InvalidInput (field `path`) for what is absent,
         over `bytes_max`, or holds a device, a FIFO, a socket or a link that leaves it."""
 
-    async def note(self, box: str, data: bytes) -> None:
-        """Keep this with the box for a successor of this service; the newest note counts."""
+    async def note(self, box: str, data: bytes, shared: bytes = b"") -> None:
+        """Keep this with the box for a successor of this service; the newest note counts.
+
+        shared: what the notes of many boxes have in common; kept once for all that are alike.
+        """
 
     async def survivors(self) -> tuple[Survivor, ...]:
         """Boxes of a former service of this instance, which are ours from now on."""
+
+    async def claim(self, layers: tuple[str, ...]) -> None:
+        """Go on with these snapshots of a former service; the others go, those that boxes stand on
+        with their boxes. To be said once, after `survivors`."""
 
     async def rejoin(self, box: str) -> Evidence:
         """The evidence of a survivor's running step, once it has ended."""
@@ -203,7 +217,10 @@ class Backend(Protocol):
         """Write files; parents are made."""
 
     async def set_session(self, box: str, cwd: str, env: dict[str, str]) -> None:
-        """Folder (made if absent) and environment that the next step starts with."""
+        """Folder (made if absent) and environment that the next step starts with.
+
+        In a box from an image that was built, over what the image says; an empty `cwd` is its own.
+        """
 
     async def run(self, box: str, command: str, timeout_s: float, turn: int = -1) -> Evidence:
         """One step with bash, in the box's session; with a turn its answer is kept (Survivor)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster import fetching
 from muster.errors import Exhausted, Fenced, InvalidInput, MusterError, Refused, Unavailable
 from muster.types import EpisodeKey
 from services.sandbox.box import Evidence
@@ -32,23 +33,29 @@ def step(config: SandboxConfig, command: str, timeout_s: float) -> None:
 
 
 def setup(shown: str, evidence: Evidence, printed: str) -> None:
-    """Raises for a RUN line of the task's Dockerfile, `shown`, that did not succeed."""
+    """Raises for a RUN line of the task's Dockerfile that did not succeed.
+
+    shown: "FILE line N: " and its command.
+    """
+    field, _, command = shown.partition(": ")
     if evidence.exit_code == 0 and not evidence.timed_out:
         return
     if evidence.timed_out:
         raise Exhausted(
             "a RUN line of the task took too long",
-            field="environment/Dockerfile",
-            value=shown[:200],
+            field=field,
+            value=command[:200],
             way_out="raise sandbox.setup_timeout_s, or make the line quicker",
         )
     said = evidence.broken or printed[-_SHOWN:]
-    raise InvalidInput(
-        f"a RUN line of the task ended with {evidence.exit_code}: {said}",
-        field="environment/Dockerfile",
-        value=shown[:200],
-        way_out="mend the line: boxes have no network and a read-only /usr",
-    )
+    problem = f"a RUN line of the task ended with {evidence.exit_code}: {said}"
+    way_out = "mend the line: boxes have no network, and with the base `host` a read-only /usr"
+    tool = fetching.fetches(command)
+    if tool or fetching.missed(printed):
+        what = f", and {tool} fetches" if tool else ""
+        problem = f"{fetching.NO_NETWORK}{what}: {problem}"
+        way_out = fetching.COPY_IT
+    raise InvalidInput(problem, field=field, value=command[:200], way_out=way_out)
 
 
 def folder(path: str, field: str) -> None:

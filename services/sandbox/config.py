@@ -47,19 +47,25 @@ class SandboxConfig(Section):
     building_max: int = Field(2, ge=1, le=64)
     """Set-ups of different tasks that run at once; each needs a box for its time."""
     snapshots_max: int = Field(64, ge=1, le=4096)
-    """Snapshots of set-ups and of forked boxes kept; beyond, unused ones go, the oldest first."""
+    """Snapshots of set-ups and of forked boxes kept; beyond, unused ones go, the oldest first. When
+    so many are in use, no box is forked."""
     snapshot_bytes_max: int = Field(2 << 30, ge=1 << 20)
     """The same in bytes; native ones lie in memory."""
+    copying_max: int = Field(2, ge=1, le=64)
+    """Boxes copied at once for forks."""
     squash_depth: int = Field(16, ge=2, le=64)
     """A snapshot with more layers than that is made one layer."""
     orphan_s: float = Field(30.0, ge=0, le=3600)
-    """How long boxes live on without their service (seconds), for its successor to adopt them."""
+    """How long boxes live on without their service (seconds), for its successor to adopt them. At
+    least router.host_away_s."""
     copy_bytes_max: int = Field(8 << 20, ge=1024, le=32 << 20)
     """Most bytes of one copy into or out of a box."""
     verifying_max: int = Field(8, ge=1, le=1024)
     """Verifications at once; each needs a second box for its time."""
     idle_s: float = Field(1800.0, gt=0)
-    """A box that no call touches for so long (seconds) ends."""
+    """A box that no call touches for so long (seconds) ends; one in which a step, a verification or
+    a copy runs is not idle. Longer than an episode may be held (router.hold_max_s) and one reply
+    may take (router.generate_timeout_s)."""
     adopt_s: float = Field(600.0, gt=0)
     """When a new router has taken over, boxes that it does not use within so long (seconds) end. A
     router gives back at once what it does not need; this is for one that cannot. Longer than an
@@ -100,6 +106,8 @@ def section(config: Config) -> SandboxConfig:
     router = config.sections.get("router")
     for name, least, why in (
         ("adopt_s", ("hold_max_s", "generate_timeout_s"), "an episode may be held so long"),
+        ("idle_s", ("hold_max_s", "generate_timeout_s"), "an episode may be held so long"),
+        ("orphan_s", ("host_away_s",), "the router waits so long for a host to come back"),
         ("command_bytes_max", ("command_bytes_max",), "the router lets such commands pass"),
         ("steps_max", ("box_steps_max",), "the router lets an episode have so many turns"),
     ):

@@ -25,7 +25,7 @@ from muster.errors import NotFound
 from muster.taskset import Task, TaskFile
 from muster.types import EpisodeKey, Limits
 from services.sandbox import checks, content, events, limits
-from services.sandbox.adapters import adoption, archives, hostload, work
+from services.sandbox.adapters import adoption, archives, hostload, noting, work
 from services.sandbox.adapters.callers import (
     Acquired,
     Ask,
@@ -102,11 +102,11 @@ class SandboxHost:
         rules = self._pool.rules
         return Capacity(rules.boxes_max, rules.starting_max, rules.warm_max)
 
-    def set_capacity(self, boxes_max: int = 0, warm_max: int = -1) -> Capacity:
-        """Change bounds; 0 boxes, and a negative number of warm ones, leave theirs as it is."""
+    def set_capacity(self, boxes_max: int | None = None, warm_max: int | None = None) -> Capacity:
+        """Change bounds; None leaves one as it is."""
         now = self.capacity
-        boxes_max = boxes_max or now.boxes_max
-        warm_max = warm_max if warm_max >= 0 else now.warm_max
+        boxes_max = now.boxes_max if boxes_max is None else boxes_max
+        warm_max = now.warm_max if warm_max is None else warm_max
         checks.capacity("boxes_max", boxes_max, 1, _BOXES_MAX)
         checks.capacity("warm_max", warm_max, 0, _BOXES_MAX)
         self._orders.feed(events.Resized(boxes_max, warm_max))
@@ -225,7 +225,7 @@ class SandboxHost:
             if not gone and not fresh:
                 raise checks.in_use(key)
             self._orders.feed(events.Released(ask.name))
-            await ask.box.ended.wait()
+            await self._wait(key, ask.name, ask.box.ended)
             self._hear(key.run, key.owner_epoch, events.Spoke(key))
 
     @counted
@@ -250,11 +250,12 @@ class SandboxHost:
         if decision is Decision.REPEAT:
             return box.ledger.kept(turn), True
         if decision is Decision.RUN:
-            if box.being_copied:
-                raise checks.busy("its files are being copied for a fork", name)
+            if box.copying:
+                raise checks.busy(box.copying, name)
             box.ledger.begin(turn, command)
             run = partial(self._backend.run, name, command, timeout_s, turn)
-            box.step = self._orders.spawn(work.step(self._orders, name, box, run), f"step-{name}")
+            stepping = work.step(self._orders, name, box, run)
+            box.step = self._orders.work(name, stepping, f"step-{name}")
         assert box.step is not None
         record = known(await self._wait(key, name, box.step))
         await failpoints.at("sandbox.exec.after")
@@ -275,7 +276,7 @@ class SandboxHost:
             self._idle(key, name)
             box.ledger.closed = "its files are sealed for verification"
             judging = work.judge(self._orders, self._verifying, name, box)
-            box.verification = self._orders.spawn(judging, f"verify-{name}")
+            box.verification = self._orders.work(name, judging, f"verify-{name}")
         assert box.verification is not None
         done = known(await self._wait(key, name, box.verification))
         await failpoints.at("sandbox.verify.after")
@@ -291,7 +292,7 @@ class SandboxHost:
         except NotFound:
             return False
         self._orders.feed(events.Released(name))
-        await box.ended.wait()
+        await self._wait(key, name, box.ended)
         self._orders.counts.released += 1
         await failpoints.at("sandbox.release.after")
         return True
@@ -301,22 +302,28 @@ class SandboxHost:
         self, key: EpisodeKey, name: str, folder: str, archive: bytes
     ) -> tuple[int, int]:
         """Write the entries of a tar below a folder; how many files, and bytes."""
-        box = self._idle(key, name)
+        box = self._unsealed(key, name, "nothing can be copied into it")
         checks.folder(folder, "folder")
-        if box.ledger.closed:
-            raise checks.busy(f"nothing can be copied into it: {box.ledger.closed}", name)
         files = archives.read(archive, self._config.copy_bytes_max)
-        writing = work.copy_in(self._orders, name, folder, files)
-        known(await self._wait(key, name, self._orders.spawn(writing, f"copy-in-{name}")))
+        box.copying = "files are being copied into it"
+        writing = work.copy_in(self._orders, name, box, folder, files)
+        known(await self._wait(key, name, self._orders.work(name, writing, f"copy-in-{name}")))
         return len(files), sum(len(file.data) for file in files)
 
     @counted
     async def copy_out(self, key: EpisodeKey, name: str, path: str) -> bytes:
         """A file or folder as a tar."""
-        self._idle(key, name)
+        box = self._unsealed(key, name, "nothing can be copied out of it")
         checks.folder(path, "path")
-        reading = work.copy_out(self._orders, name, path)
-        return known(await self._wait(key, name, self._orders.spawn(reading, f"copy-out-{name}")))
+        box.copying = "files are being copied out of it"
+        reading = work.copy_out(self._orders, name, box, path)
+        return known(await self._wait(key, name, self._orders.work(name, reading, f"copy-{name}")))
+
+    def _unsealed(self, key: EpisodeKey, name: str, problem: str) -> UsedBox:
+        box = self._idle(key, name)
+        if box.ledger.closed:
+            raise checks.busy(f"{problem}: {box.ledger.closed}", name)
+        return box
 
     def _hear(self, run: str, owner_epoch: int, event: events.Event) -> None:
         """A call arrived: the pool hears of it. Raises Fenced for one of a former owner."""
@@ -335,17 +342,19 @@ class SandboxHost:
         box = self._orders.boxes[name]
         box.touched = True
         if box.noted_epoch < key.owner_epoch:
-            self._orders.renote(key, name, box)
+            noting.renote(self._orders, key, name, box)
         return box
 
     def _idle(self, key: EpisodeKey, name: str) -> UsedBox:
         """A box in which nothing runs, for what cannot be done beside it."""
         box = self._find(key, name)
-        if (box.step and not box.step.done()) or box.being_copied:
-            raise checks.busy("a step or a copy of this box is running", name)
+        if box.step and not box.step.done():
+            raise checks.busy("a step of this box is running", name)
+        if box.copying:
+            raise checks.busy(box.copying, name)
         return box
 
-    async def _wait(self, key: EpisodeKey, name: str, running: asyncio.Task[T]) -> T:
+    async def _wait(self, key: EpisodeKey, name: str, running: asyncio.Future[T]) -> T:
         try:
             return await self._orders.waiting.for_(key, running)
         except NotFound:

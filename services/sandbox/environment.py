@@ -13,15 +13,18 @@ import shlex
 
 import msgspec
 
-from muster.dockerfile import CopyFiles, RunCommand, SetEnv, SetWorkdir, copied
+from muster import box_offer
+from muster.dockerfile import FILE, CopyFiles, RunCommand, SetEnv, SetWorkdir, copied, run_lines
 from muster.errors import InvalidInput
 from muster.taskset import Task, TaskFile, environment_files
 from muster.types import Limits, Value
 from services.sandbox import pytest_summary
 from services.sandbox.box import JudgeSpec, PutFile
 
+# As image builders have it. Where a verifier runs, all of it is what the box started from.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BASE_ENV = {
-    "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+    "PATH": _PATH,
     "HOME": "/root",
     "USER": "root",
     "LANG": "C.UTF-8",
@@ -34,7 +37,7 @@ TESTS = "/tests"  # where the verifier finds the task's tests, in both formats o
 # settings are looked for beside the tests, not in the agent's home; a repository of the agent's
 # names no programs for git to run in passing.
 VERIFIER_ENV = {
-    "PATH": "/usr/bin:/bin",
+    "PATH": _PATH,
     "HOME": TESTS,
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -47,6 +50,12 @@ VERIFIER_ENV = {
     "GIT_CONFIG_KEY_1": "core.hooksPath",
     "GIT_CONFIG_VALUE_1": "/dev/null",
 }
+# Lists of folders and files that decide what code a verifier's programs are; where they may lie.
+_DECIDING = (
+    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PERL5LIB", "RUBYLIB",
+    "NODE_PATH", "BASH_ENV", "ENV",
+)  # fmt: skip
+_TRUSTED = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "tests")
 _SCRIPT = "muster-run-tests.sh"  # a script of the task that does not lie in tests/ is put there so
 
 
@@ -62,7 +71,7 @@ class Enter(Value, frozen=True, tag=True):
 
 
 class RunSetup(Value, frozen=True, tag=True):
-    """A command of the task's author; it must succeed. `shown` is the Dockerfile's own text."""
+    """A command of the task's author; it must succeed. shown: "FILE line N: " and it."""
 
     command: str
     shown: str
@@ -75,6 +84,9 @@ def actions(task: Task, files: dict[str, TaskFile]) -> list[Action]:
     """What to do in a fresh box before its first step; the last action is the session's Enter."""
     context = environment_files(files)
     cwd, env = "/", dict(BASE_ENV)
+    text = context["Dockerfile"].data.decode("utf-8", "replace") if task.build else ""
+    numbers = iter(run_lines(text))
+    file = FILE if task.verdict == "files" else "Dockerfile"  # as the format has it
     done: list[Action] = []
     for step in task.build:
         match step:
@@ -89,7 +101,10 @@ def actions(task: Task, files: dict[str, TaskFile]) -> list[Action]:
                 # A RUN starts from the Dockerfile's state, whatever the one before it left.
                 done += [
                     Enter(cwd, dict(env)),
-                    RunSetup(f"exec /bin/sh -c {shlex.quote(command)}", command),
+                    RunSetup(
+                        f"exec /bin/sh -c {shlex.quote(command)}",
+                        f"{file} line {next(numbers, 0)}: {command}",
+                    ),
                 ]
     return [*done, Enter(task.workdir, env | dict(task.env))]
 
@@ -102,17 +117,32 @@ def _copies(step: CopyFiles, context: dict[str, TaskFile]) -> tuple[PutFile, ...
 
 
 def check(task: Task, *, builds: bool) -> None:
-    """Raises InvalidInput for a task whose environment this host cannot make.
+    """Raises InvalidInput for a task whose environment this host cannot make, or whose verifier
+    would run what the agent can write.
 
     builds: whether its backend builds Dockerfiles itself.
     """
-    if task.unbuildable and not builds:
+    box_offer.check_builds(task, builds=builds)
+    for name, value in task.verifier_env:
+        if name in _DECIDING:
+            _check_trusted(name, value)
+
+
+def _check_trusted(name: str, value: str) -> None:
+    """Raises InvalidInput where the agent's files would be the verifier's tools."""
+    # A loader takes blanks between its libraries as well.
+    parts = value.replace(" ", ":").split(":") if name == "LD_PRELOAD" else value.split(":")
+    for part in parts:
+        first, *others = part.removeprefix("/").split("/")
+        if part.startswith("/") and first in _TRUSTED and ".." not in others:
+            continue
         raise InvalidInput(
-            f"only a host that builds images can make this task's box: {task.unbuildable}",
-            field="environment/Dockerfile",
-            value=task.name,
-            way_out="run a sandbox host with sandbox.backend = docker, or write the Dockerfile "
-            "with FROM, WORKDIR, ENV, COPY, RUN and USER only",
+            f"the verifier would take its tools from {part or 'its working folder'!r}, where the "
+            "agent can put its own",
+            field=f"verifier.env.{name}",
+            value=value,
+            way_out="install them below /usr or bring them in tests/; a program of the agent's "
+            "that is tested gets the variable from tests/test.sh, for itself alone",
         )
 
 

@@ -87,6 +87,18 @@ class Adopted(Value, frozen=True, tag=True):
     key: EpisodeKey
 
 
+class Working(Value, frozen=True, tag=True):
+    """A step, a verification or a copy begins in a box in use."""
+
+    box: str
+
+
+class Rested(Value, frozen=True, tag=True):
+    """It is over."""
+
+    box: str
+
+
 class Resized(Value, frozen=True, tag=True):
     """Other bounds from now on."""
 
@@ -134,6 +146,8 @@ Event = (
     | Known
     | Dropped
     | Adopted
+    | Working
+    | Rested
     | Resized
     | Spoke
     | Claimed
@@ -167,10 +181,14 @@ class HandOver(Value, frozen=True, tag=True):
 
 
 class RunSetup(Value, frozen=True, tag=True):
-    """Make the snapshot that boxes of the kind start from, in a box of that name."""
+    """Make the snapshot that boxes of the kind start from, in a box of that name.
+
+    ticket: of the caller that waits longest for it, for whom it is made.
+    """
 
     box: str
     kind: Kind
+    ticket: int
 
 
 class TellFailure(Value, frozen=True, tag=True):

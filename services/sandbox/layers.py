@@ -1,14 +1,16 @@
 """Which snapshots there are, who uses them, and which may go. Pure.
 
-Owns: the table of snapshots by name: what each stands on, how deep it is, which boxes use it, of
-which set-up it is. Promise: a snapshot that a box or another snapshot stands on is never dropped;
-one of a forked box goes as soon as nothing does; those of set-ups go, the one unused longest first,
-when there are more, or larger ones, than the bounds allow. Does not cover: making and dropping them
-(adapters/templates.py).
+Owns: the table of snapshots by name: what each stands on and needs, how deep it is, which boxes use
+it, of which set-up it is; built images are snapshots of set-ups. Promise: a snapshot that a box or
+another snapshot stands on, or needs, is never dropped; one of a forked box goes as soon as nothing
+does; those of set-ups go, the one unused longest first, when there are more, or larger ones, than
+the bounds allow; no box is forked when those in use alone would be more. Does not cover: making and
+dropping them (adapters/templates.py).
 """
 
 from __future__ import annotations
 
+from muster.errors import Exhausted
 from muster.types import Value
 from services.sandbox.box import Snapshot
 
@@ -22,12 +24,24 @@ class LayerRules(Value, frozen=True):
 
 
 class Layer(Value, frozen=True):
-    """A snapshot: of the set-up of `content`, or of a forked box (empty)."""
+    """A snapshot: of the set-up of `content`, or of a forked box (empty).
+
+    needs: those beside `under` that its backend keeps for it: a squashed one stands on nothing, but
+    a verifier over it is still given the set-ups by themselves. image: the base that was built, in
+    place of a snapshot.
+    """
 
     name: str
     under: str
     told: Snapshot
     content: str = ""
+    needs: tuple[str, ...] = ()
+    image: str = ""
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """What may not go before it."""
+        return (self.under, *self.needs) if self.under else self.needs
 
 
 class Layers:
@@ -51,6 +65,10 @@ class Layers:
         """The snapshot of a set-up."""
         name = self._set_ups.get(content)
         return None if name is None else self._layers[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._layers)
 
     def get(self, name: str) -> Layer | None:
         return self._layers.get(name)
@@ -79,12 +97,40 @@ class Layers:
         return self._layers[name].told.depth > self._rules.depth_max
 
     def chain(self, name: str) -> tuple[Layer, ...]:
-        """The snapshot and those below it, top first."""
-        found: list[Layer] = []
-        while name in self._layers:
-            found.append(self._layers[name])
-            name = self._layers[name].under
-        return tuple(found)
+        """The snapshot and those that it cannot do without, each before what is below it."""
+        found: dict[str, Layer] = {}
+        ahead = [name]
+        while ahead:
+            layer = self._layers.get(ahead.pop(0))
+            if layer is not None:
+                found.pop(layer.name, None)
+                found[layer.name] = layer
+                ahead += layer.below
+        return tuple(found.values())
+
+    def set_ups_below(self, name: str) -> tuple[str, ...]:
+        """What a snapshot still needs when it is squashed: the set-ups that it came from."""
+        return tuple(layer.name for layer in self.chain(name)[1:] if layer.content)
+
+    def check_room(self, coming: int) -> None:
+        """Raises Exhausted when those in use, and so many more, are over the bounds.
+
+        Unused ones make room.
+        """
+        used = {one.name: one for name in self._users.values() for one in self.chain(name)}
+        held = sum(layer.told.size for layer in used.values())
+        if len(used) + coming > self._rules.snapshots_max:
+            field, value = "sandbox.snapshots_max", self._rules.snapshots_max
+        elif held + coming > self._rules.bytes_max:  # each has a byte at least
+            field, value = "sandbox.snapshot_bytes_max", self._rules.bytes_max
+        else:
+            return
+        raise Exhausted(
+            f"the box cannot be forked: {len(used)} snapshots of {held} bytes are in use",
+            field=field,
+            value=value,
+            way_out="release boxes that are no longer needed, raise it, or add a sandbox host",
+        )
 
     def collect(self) -> list[Layer]:
         """Those that go now, in the order in which they can be dropped; they are forgotten here."""
@@ -106,7 +152,8 @@ class Layers:
         return sum(layer.told.size for layer in self._layers.values())
 
     def _next_to_go(self) -> Layer | None:
-        needed = set(self._users.values()) | {layer.under for layer in self._layers.values()}
+        below = (layer.below for layer in self._layers.values())
+        needed = set(self._users.values()).union(*below)
         unused = [layer for name, layer in self._layers.items() if name not in needed]
         for layer in unused:
             if self._set_ups.get(layer.content) != layer.name:

@@ -40,13 +40,14 @@ class BoxState(StrEnum):
 class Place:
     """One box as the pool knows it."""
 
-    __slots__ = ("adopted", "asked", "doomed", "key", "kind", "state", "touched")
+    __slots__ = ("adopted", "asked", "doomed", "key", "kind", "state", "touched", "working")
 
     def __init__(self, state: BoxState, now: float, kind: Kind | None):
         self.state, self.touched, self.kind = state, now, kind
         self.key: EpisodeKey | None = None  # whose it is or will be
         self.asked: Asked | None = None  # by whom, while it is being handed over
         self.adopted = False  # from a former service, and not used since
+        self.working = 0  # steps, verifications and copies that run in it
         self.doomed = ""  # why it has to end as soon as it has started
 
     @property

@@ -8,7 +8,8 @@ Boxes stand ready for callers to come (`warm_max`); each is used once, and none 
 waiting: it ends first. A box belongs to an attempt, not to an epoch: when a newer owner speaks,
 older ones are refused and the boxes live on; a call of the newest owner makes a box its own, and
 one that it does not use within `adopt_s` of its first word ends, as does one that was taken over
-from a former service and is not used. A box that nobody touches for `idle_s` ends.
+from a former service and is not used. A box that nobody touches for `idle_s` ends. None ends so
+while something runs in it, which counts as a touch when it is over.
 Does not cover: what a box is (box.py), its steps (ledger.py), how many are wanted (warm.py).
 """
 
@@ -39,6 +40,7 @@ from services.sandbox.events import (
     RefuseTicket,
     Released,
     Resized,
+    Rested,
     RunSetup,
     Spoke,
     StartBox,
@@ -48,13 +50,14 @@ from services.sandbox.events import (
     TellFailure,
     TellFormer,
     Ticked,
+    Working,
     identity,
 )
 from services.sandbox.owners import Owners
 from services.sandbox.places import BoxState, Place, Places, PoolRules
 from services.sandbox.warm import Demand, Kind
 
-_WARM_PAUSE_S = 5.0  # after a start for nobody that failed
+_WARM_PAUSE_S = 5.0  # after a start for nobody that failed, or a warm box that died
 __all__ = ["BoxState", "Pool", "PoolRules", "identity"]
 
 
@@ -94,7 +97,7 @@ class Pool:
             case Known(content):
                 self._set_up.add(content)
             case Dropped(content):
-                self._set_up.discard(content)
+                self._drop(content, commands)
             case Resized(boxes_max, warm_max):
                 self._boxes.resize(boxes_max, warm_max)
             case Ticked():
@@ -108,11 +111,13 @@ class Pool:
             case Handed(name):
                 self._own(name, now, commands)
             case FoundDead(name):
-                self._found_dead(name, commands)
+                self._found_dead(name, now, commands)
             case Built(name) | BuildFailed(name):
                 self._set_up_over(name, isinstance(event, Built), commands)
             case Adopted(name, key):
                 self._adopt(name, key, now, commands)
+            case Working(name) | Rested(name):
+                self._work(name, 1 if isinstance(event, Working) else -1, now)
             case StartFailed(name) | Ended(name):
                 self._gone(name, now)
             case Released(name):
@@ -220,13 +225,14 @@ class Pool:
         if box.doomed:
             self._end(name, box.doomed, commands)
 
-    def _found_dead(self, name: str, commands: list[Command]) -> None:
+    def _found_dead(self, name: str, now: float, commands: list[Command]) -> None:
         box = self._boxes[name]
         if box.asked is not None and box.key is not None and not box.doomed:
             # Under the newest owner that asked for it meanwhile.
             self._waiting[box.asked.ticket] = replace(box.asked, key=box.key)
             self._waiting.move_to_end(box.asked.ticket, last=False)
         box.state, box.key, box.asked = BoxState.ENDING, None, None
+        self._warm_again = now + _WARM_PAUSE_S  # what kills one may kill the next
         commands.append(EndBox(name, "it did not answer"))
 
     def _gone(self, name: str, now: float) -> None:
@@ -243,6 +249,20 @@ class Pool:
             if asked.kind is not None and asked.kind.content == content:
                 del self._waiting[ticket]
                 commands.append(TellFailure(ticket, name))
+
+    def _drop(self, content: str, commands: list[Command]) -> None:
+        """The next set-up of the content may leave another state: no box of this one is handed
+        over beside it."""
+        self._set_up.discard(content)
+        for name in self._boxes.spare:
+            kind = self._boxes[name].kind
+            if kind is not None and kind.set_up and kind.content == content:
+                self._end(name, "its snapshot is gone", commands)
+
+    def _work(self, name: str, more: int, now: float) -> None:
+        box = self._boxes.get(name)
+        if box is not None:
+            box.working, box.touched = box.working + more, now
 
     def _adopt(self, name: str, key: EpisodeKey, now: float, commands: list[Command]) -> None:
         self._see(key.run, key.owner_epoch, now, commands)
@@ -274,6 +294,8 @@ class Pool:
     def _unused(self, box: Place, now: float) -> str:
         """Why a box in use should go, or nothing."""
         idle, adopt = self.rules.idle_s, self.rules.adopt_s
+        if box.working:
+            return ""
         if now - box.touched > idle:
             return f"untouched for {idle:g} s"
         if box.adopted and now - box.touched > adopt:
@@ -303,7 +325,7 @@ class Pool:
                 if kind.content in setups or len(setups) >= self.rules.building_max:
                     continue
                 setups.add(kind.content)
-                short += self._set_up_first(kind, now, commands)
+                short += self._set_up_first(asked.ticket, kind, now, commands)
             elif starting < self.rules.starting_max:
                 starting += room
                 short += self._start(asked, now, commands)
@@ -315,11 +337,12 @@ class Pool:
         del self._waiting[asked.ticket]
         commands.append(HandOver(asked.ticket, name, asked.key))
 
-    def _set_up_first(self, kind: Kind, now: float, commands: list[Command]) -> int:
+    def _set_up_first(self, ticket: int, kind: Kind, now: float, commands: list[Command]) -> int:
         """1 when there is no place for it."""
         if not self._boxes.room:
             return 1
-        commands.append(RunSetup(self._boxes.take(BoxState.BUILDING, now, kind), kind))
+        name = self._boxes.take(BoxState.BUILDING, now, kind)
+        commands.append(RunSetup(name, kind, ticket))
         return 0
 
     def _start(self, asked: Asked, now: float, commands: list[Command]) -> int:

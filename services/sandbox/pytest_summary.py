@@ -55,7 +55,12 @@ def _last(lines: list[str]) -> Summary:
     """The last summary, in which no line is a failure."""
     ended = _COUNTS.fullmatch(lines[-1]) if lines else None
     if ended is None:
-        return Summary(None, "is cut short, or something stands behind its last line")
+        behind = lines[-1][:80] if lines else ""
+        return Summary(
+            None,
+            "is cut short, or something stands behind its last line: let pytest be the last that "
+            f"prints, not {behind!r}",
+        )
     counts, listed = Counter[str](), Counter[str]()
     for part in ended.group(1).split(", "):
         number, _, name = part.partition(" ")

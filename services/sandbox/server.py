@@ -200,7 +200,10 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
         request: pb.SetCapacityRequest,
         context: grpc.aio.ServicerContext[pb.SetCapacityRequest, pb.SetCapacityResponse],
     ) -> pb.SetCapacityResponse:
-        capacity = self._host.set_capacity(request.boxes_max, request.warm_max)
+        capacity = self._host.set_capacity(
+            request.boxes_max if request.HasField("boxes_max") else None,
+            request.warm_max if request.HasField("warm_max") else None,
+        )
         return pb.SetCapacityResponse(capacity=_capacity(capacity))
 
 

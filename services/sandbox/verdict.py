@@ -43,7 +43,11 @@ def read(judgement: Judgement, kind: str = "files") -> Verdict:
     if evidence.broken:
         return Verdict(VerdictStatus.SETUP_FAILED, detail=f"verifier: {evidence.broken}")
     if evidence.timed_out:
-        return Verdict(VerdictStatus.TIMEOUT, detail=f"ended after {evidence.wall_s:.1f} s")
+        # Also where a verdict is there: it may have been written before the work was done.
+        detail = (
+            f"ended by its time limit after {evidence.wall_s:.1f} s: what it wrote is no verdict"
+        )
+        return Verdict(VerdictStatus.TIMEOUT, detail=detail)
     if kind == "pytest":
         found, script, missing = _from_pytest(evidence), "run-tests.sh", "printed no pytest summary"
     else:
@@ -53,7 +57,7 @@ def read(judgement: Judgement, kind: str = "files") -> Verdict:
     if evidence.exit_code in (126, 127):
         detail = f"{script} could not run something (exit {evidence.exit_code}) and {missing}"
         return Verdict(VerdictStatus.SETUP_FAILED, detail=detail)
-    way_out = "run pytest -rA" if kind == "pytest" else "write /logs/verifier/reward.txt"
+    way_out = "run pytest -rA, last" if kind == "pytest" else "write /logs/verifier/reward.txt"
     detail = f"{script} ended with {evidence.exit_code} and {missing}; {way_out}"
     return Verdict(VerdictStatus.INVALID, detail=detail)
 
@@ -94,8 +98,8 @@ def _from_json(data: bytes) -> float | None:
         found = json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
-        return None
+    if not isinstance(found, dict) or any(isinstance(v, (dict, list)) for v in found.values()):
+        return None  # not flat
     value = found.get("reward", next(iter(found.values())) if len(found) == 1 else None)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None

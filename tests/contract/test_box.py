@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,29 +9,15 @@ import msgspec
 import pytest
 
 from muster.types import Limits
-from services.sandbox.adapters.fake import open_fake
-from services.sandbox.adapters.native.backend import open_native
 from services.sandbox.box import Backend, BoxFailure, Evidence, JudgeSpec, PutFile, Source
-from tests.integration.docker_engine import open_boxes
+from tests.contract import backends
 
 ENV = {"PATH": "/usr/bin:/bin", "HOME": "/root"}
-NATIVE = pytest.param(
-    "native",
-    marks=[
-        pytest.mark.root,
-        pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
-    ],
-)
 
 
-@pytest.fixture(params=["fake", NATIVE, "docker"])
+@pytest.fixture(params=backends.ALL)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    if request.param == "docker":
-        async with open_boxes(request.getfixturevalue("docker_engine"), tmp_path / "run") as boxes:
-            yield boxes
-        return
-    opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
-    async with opened as made:
+    async with backends.opened(request, tmp_path / "run") as made:
         yield made
 
 

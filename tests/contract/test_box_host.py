@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,32 +19,18 @@ from muster.errors import (
 )
 from muster.types import Limits, StepLimit, VerdictStatus
 from services.sandbox.adapters.fake import open_fake
-from services.sandbox.adapters.native.backend import open_native
 from services.sandbox.box import Backend
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
+from tests.contract import backends
 from tests.contract.hosts import DOCKERFILE, KEY, acquire, key, package, step
-from tests.integration.docker_engine import open_boxes
-
-NATIVE = pytest.param(
-    "native",
-    marks=[
-        pytest.mark.root,
-        pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
-    ],
-)
 
 PLAIN = SandboxConfig(warm_max=0)
 
 
-@pytest.fixture(params=["fake", NATIVE, "docker"])
+@pytest.fixture(params=backends.ALL)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    if request.param == "docker":
-        async with open_boxes(request.getfixturevalue("docker_engine"), tmp_path / "run") as boxes:
-            yield boxes
-        return
-    opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
-    async with opened as made:
+    async with backends.opened(request, tmp_path / "run") as made:
         yield made
 
 
@@ -78,7 +63,7 @@ async def test_run_lines_prepare_the_box(host: SandboxHost) -> None:
 async def test_a_run_line_that_fails_names_the_line_and_leaves_no_box(host: SandboxHost) -> None:
     with pytest.raises(InvalidInput) as caught:
         await acquire(host, dockerfile=DOCKERFILE + "RUN nonsense-here\n")
-    assert caught.value.field == "environment/Dockerfile"
+    assert caught.value.field.startswith("environment/Dockerfile")
     assert caught.value.value == "nonsense-here"
     assert host.boxes == 0
     await acquire(host)
@@ -277,7 +262,7 @@ async def test_a_run_line_that_breaks_its_box_is_the_author_s_mistake() -> None:
     async with open_fake() as backend, SandboxHost(backend, PLAIN, "host") as host:
         with pytest.raises(InvalidInput) as caught:
             await acquire(host, dockerfile=DOCKERFILE + "RUN kill-box\n")
-        assert caught.value.field == "environment/Dockerfile"
+        assert caught.value.field.startswith("environment/Dockerfile")
 
 
 async def test_a_stopping_host_answers_every_caller_at_once(backend: Backend) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,19 @@ import pytest
 from muster.errors import Fenced, MusterError, NotFound, Refused
 from muster.types import Limits
 from services.sandbox.adapters.fake import FakeBackend, open_fake
-from services.sandbox.adapters.native.backend import open_native
 from services.sandbox.box import HOST, Backend, Evidence, Judgement, JudgeSpec, Source
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
+from tests.contract import backends
 from tests.contract.hosts import KEY, acquire, key, step
 
-NATIVE = pytest.param(
-    "native",
-    marks=[
-        pytest.mark.root,
-        pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
-    ],
-)
 NEWER = key(owner_epoch=6)
 REWARD = "echo 1 > /logs/verifier/reward.txt"
 
 
-@pytest.fixture(params=["fake", NATIVE])
+@pytest.fixture(params=backends.ALL)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
-    async with opened as made:
+    async with backends.opened(request, tmp_path / "run") as made:
         yield made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -13,19 +12,12 @@ from muster.errors import Fenced, InvalidInput, MusterError, NotFound, Refused, 
 from services.sandbox.adapters import archives
 from services.sandbox.adapters.callers import Made
 from services.sandbox.adapters.fake import open_fake
-from services.sandbox.adapters.native.backend import open_native
 from services.sandbox.box import Backend, CopiedFile
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
+from tests.contract import backends
 from tests.contract.hosts import DOCKERFILE, KEY, acquire, key, step
 
-NATIVE = pytest.param(
-    "native",
-    marks=[
-        pytest.mark.root,
-        pytest.mark.skipif(os.geteuid() != 0, reason="native boxes need root"),
-    ],
-)
 NEWER = key(owner_epoch=6)
 SETUP = DOCKERFILE + "RUN echo made >> /job/made\n"
 COLD = SandboxConfig(boxes_max=6, warm_max=0)
@@ -33,10 +25,9 @@ WARM = SandboxConfig(boxes_max=6, warm_max=2)
 REWARD = "cat /job/kept > /logs/verifier/reward.txt"
 
 
-@pytest.fixture(params=["fake", NATIVE])
+@pytest.fixture(params=backends.ALL)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    opened = open_fake() if request.param == "fake" else open_native(tmp_path / "run")
-    async with opened as made:
+    async with backends.opened(request, tmp_path / "run") as made:
         yield made
 
 
@@ -264,7 +255,8 @@ async def test_a_fork_that_fails_leaves_the_box_as_it_was() -> None:
 
 async def test_files_go_in_and_come_out(host: SandboxHost) -> None:
     box = (await acquire(host)).box
-    files = (CopiedFile("a", "folder", 0o755), CopiedFile("a/b.txt", data=b"given\n"))
+    top = CopiedFile(".", "folder", 0o755)  # as `tar -c .` has it
+    files = (top, CopiedFile("a", "folder", 0o755), CopiedFile("a/b.txt", data=b"given\n"))
     counted = await host.copy_in(KEY, box, "/job/in", archives.write(files))
     assert counted == (2, 6)
     assert await step(host, box, 0, "cat in/a/b.txt; echo more >> in/a/b.txt") == "given\n"
@@ -281,8 +273,11 @@ async def test_a_copy_is_refused_by_field(host: SandboxHost) -> None:
     assert (await refusal(host.copy_out(KEY, box, "/../etc"))).field == "path"
     assert (await refusal(host.copy_out(KEY, box, "/job/absent"))).field == "path"
     await host.verify(KEY, box)
-    error = await refusal(host.copy_in(KEY, box, "/job", archives.write([CopiedFile("a")])))
-    assert isinstance(error, Refused)  # its files are judged
+    for call in (
+        host.copy_in(KEY, box, "/job", archives.write([CopiedFile("a")])),
+        host.copy_out(KEY, box, "/job"),
+    ):
+        assert isinstance(await refusal(call), Refused)  # its files are judged
 
 
 async def test_while_a_step_runs_the_box_is_neither_copied_nor_forked(host: SandboxHost) -> None:

@@ -44,6 +44,7 @@ from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.readybank_pb2_grpc import ReadyBankServiceStub
 from muster.v1.router_pb2_grpc import RouterServiceStub
 from muster.v1.trainer_pb2_grpc import TrainerServiceStub
+from tests.e2e.host_calls import forked_text
 from tests.e2e.leftovers import Muster
 from tests.integration.test_inference_weights import Redises, Replica, Service
 
@@ -73,6 +74,7 @@ class Whole:
     after_refused_update: tuple[set[int], Scores] = (set(), [])
     trainer: tr.GetTrainerStatusResponse | None = None
     batch: str = ""
+    forked: str = ""
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +132,8 @@ async def _exercise(redis: Redis, state: Path, address: str, folder: Path) -> Wh
         whole.after_refused_update = await replica.scores()
         whole.trainer = await _trainer_status(redis)
         whole.batch = await _batch_explained(redis)
+        [host] = await Registry(redis, RUN).list("sandbox")
+        whole.forked = await forked_text(host.address, TASKS / ONE_COMMAND[0])
     whole.record = await read_record(redis, RUN)
     whole.checkpoints = {
         v.version: Path(v.checkpoint) for v in whole.record.versions if v.checkpoint
@@ -304,6 +308,10 @@ def test_a_batch_links_to_the_traces_of_its_groups(whole: Whole) -> None:
     assert all(len(s["links"]) == 4 and set(s["links"]) <= groups for s in frozen)
 
 
+def test_a_fork_has_what_was_copied_into_its_box(whole: Whole) -> None:
+    assert whole.forked == "carried\n"
+
+
 def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
     """Read from the traces: a span stands for each call that a service answered."""
     wanted = {
@@ -313,5 +321,5 @@ def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
         for method in service.methods
     }
     served = {span["name"] for span in _spans(whole)}
-    assert len(wanted) == 23
+    assert len(wanted) == 28
     assert wanted - served == set()

@@ -22,13 +22,14 @@ from services.sandbox.adapters.docker.backend import DockerBackend
 from services.sandbox.adapters.docker.opening import open_docker
 from services.sandbox.config import SandboxConfig
 
-IMAGE = "muster-test-base:1"
+IMAGE = "muster-test-base:2"
 CACHE_VARIABLE = "MUSTER_TEST_DOCKER_BASE"  # a folder that keeps the base's tarball
 _OWN_SOCKET = "/var/run/docker.sock"
 _START_S = 40.0
 _PACKAGES = (
-    "bash", "coreutils", "sed", "grep", "findutils", "util-linux", "tar", "gzip", "dash",
-    "python3-minimal", "python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib",
+    "bash", "coreutils", "sed", "grep", "findutils", "diffutils", "util-linux", "tar", "gzip",
+    "dash", "python3-minimal", "python3.11-minimal", "libpython3.11-minimal",
+    "libpython3.11-stdlib",
 )  # fmt: skip
 _SKIPPED = ("/usr/share/", "/etc/", "/var/", "/lib/systemd/", "/usr/lib/python3.11/test/")
 _ETC = {
@@ -85,10 +86,10 @@ def engine(folder: Path) -> Iterator[Engine]:
         running.docker("version")
     except NoEngine:
         with _own_daemon(folder) as started:
-            _make_image(started, folder)
+            _prepare(started, folder)
             yield started
         return
-    _make_image(running, folder)
+    _prepare(running, folder)
     yield running
 
 
@@ -149,16 +150,18 @@ def _mounts_below(home: Path) -> list[str]:
     return sorted(p for p in (n.split()[1] for n in lines) if p.startswith(f"{home}/"))[::-1]
 
 
-def _make_image(found: Engine, folder: Path) -> None:
+def _prepare(found: Engine, folder: Path) -> None:
+    """The base image; NoEngine where a container of it does not even start."""
     try:
         found.docker("image", "inspect", IMAGE)
     except NoEngine:
         found.docker("import", "-", IMAGE, stdin=base_tarball(folder))
+    found.docker("run", "--rm", "--network=none", IMAGE, "/bin/bash", "-c", "true")
 
 
 def base_tarball(folder: Path) -> Path:
     """The base's files; kept in the folder that the variable names, so made once."""
-    path = Path(os.environ.get(CACHE_VARIABLE) or folder) / "muster-test-base-1.tar"
+    path = Path(os.environ.get(CACHE_VARIABLE) or folder) / "muster-test-base-2.tar"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +183,11 @@ def base_tarball(folder: Path) -> Path:
 
 def _files() -> set[str]:
     """Every file of the packages, and the libraries that their programs need."""
-    listed = subprocess.run(["dpkg", "-L", *_PACKAGES], capture_output=True, check=True, text=True)
+    if not shutil.which("dpkg"):
+        raise NoEngine("the base image is made of Debian's packages, and there is no dpkg")
+    listed = subprocess.run(["dpkg", "-L", *_PACKAGES], capture_output=True, check=False, text=True)
+    if listed.returncode:
+        raise NoEngine(f"the base image lacks a package of Debian 12: {listed.stderr.strip()}")
     names = [name for name in listed.stdout.splitlines() if not name.startswith(_SKIPPED)]
     # The links that merge /usr are made apart; a folder's link would stand in its way.
     files = {name for name in names if os.path.isfile(name)}

@@ -192,8 +192,8 @@ class _Calls:
     async def set_session(self, box: str, cwd: str, env: dict[str, str]) -> None:
         await self._backend.set_session(box, cwd, env)
 
-    async def note(self, box: str, text: str, times: int = 1) -> None:
-        await self._backend.note(box, text.encode() * times)
+    async def note(self, box: str, text: str, times: int = 1, shared: str = "") -> None:
+        await self._backend.note(box, text.encode() * times, shared.encode())
 
     async def run(self, box: str, command: str, timeout_s: float, turn: int) -> Any:
         return _plain(await self._backend.run(box, command, timeout_s, turn))
@@ -203,6 +203,9 @@ class _Calls:
 
     async def survivors(self) -> Any:
         return [_plain(found) for found in await self._backend.survivors()]
+
+    async def claim(self, layers: list[str]) -> None:
+        await self._backend.claim(tuple(layers))
 
     async def snapshot(self, box: str, layer: str, keep: bool) -> None:
         await self._backend.snapshot(box, layer, keep=keep)

@@ -38,6 +38,11 @@ pytestmark = [
 
 ELSEWHERE = {"skeleton", "pivot", "hidden", "descriptors", "rlimits", "disk"}
 _INIT = "PID 1 of a container is the box's own, with its rights and no more: no way out"
+SPARED = Attack(
+    "take more than the memory limit once spared by it",
+    ("memory",),
+    'open("/proc/self/oom_score_adj", "w").write("-1000"); bytearray(300 << 20)',
+)
 _SHOWN = "the engine shows it: it tells of the kernel, and changes nothing"
 PASSED = {
     "trace PID 1": _INIT,
@@ -49,15 +54,14 @@ PASSED = {
     "read keys in use": _SHOWN,
     "read how the host was booted": _SHOWN,
     "see devices' drivers": _SHOWN,
-    "be spared by the memory limit": "the limit still strikes, with nothing left to kill but it",
-    "ask the cloud's metadata server": "an address of this machine's own network is not changed",
+    "be spared by the memory limit": f"it gets no more for that: {SPARED.name!r} fails",
 }
 ATTACKS = [
     attack
     for module in (by_mounts, by_calls, by_processes, by_network, by_limits)
     for attack in module.ATTACKS
     if not ELSEWHERE & set(attack.off) and attack.name not in PASSED and not attack.lethal
-]
+] + [SPARED]
 PROVEN_MIN = 30
 LIMITS = Limits(memory_bytes=128 << 20, pids=64, disk_bytes=32 << 20, disk_inodes=4096)
 STEP_S = 30.0
@@ -105,12 +109,24 @@ class Containers:
     profile: Path
 
     async def attempt(self, attack: Attack) -> str:
-        """In the box; empty when it succeeded, else why not."""
+        """In the box, which can run one; empty when it succeeded, else why not."""
+        assert (await self.backend.run("a", "true", STEP_S)).exit_code == 0
         try:
             found = await self.backend.run("a", attack.command(self.filled), STEP_S)
         except BoxFailure as failure:
+            await self.renew()
             return f"the box is gone: {failure}"
+        if found.broken:
+            await self.renew()
+            return f"the box is broken: {found.broken}"
         return "" if found.exit_code == 0 else said(found) or f"exit code {found.exit_code}"
+
+    async def renew(self) -> None:
+        """A fresh box instead of one that an attack took along."""
+        await self.backend.end("a")
+        await self.backend.start("a", LIMITS)
+        await self.backend.set_session("a", "/app", dict(ENV))
+        await self.backend.run("a", "mkdir -p /mnt", STEP_S)
 
     def control(self, attack: Attack) -> str:
         """The same in a container without the defences."""
@@ -161,16 +177,16 @@ async def containers(
         open_boxes(docker_engine, folder / "run") as backend,
     ):
         filled = await open_host(folder, stack)
-        for box in ("a", "neighbour"):
-            await backend.start(box, LIMITS)
-            await backend.set_session(box, "/app", dict(ENV))
+        await backend.start("neighbour", LIMITS)
+        await backend.set_session("neighbour", "/app", dict(ENV))
         name = filled["NEIGHBOUR"]
         live = f"touch {name}; for i in 1 2 3; do (exec -a {name} sleep 600) & done; mkdir -p /mnt"
         assert (await backend.run("neighbour", live, STEP_S)).exit_code == 0
-        await backend.run("a", "mkdir -p /mnt", STEP_S)
         profile = folder / "profile.json"
         profile.write_text(json.dumps(seccomp.profile(platform.machine())))
-        yield Containers(backend, docker_engine, filled, made, profile)
+        arena = Containers(backend, docker_engine, filled, made, profile)
+        await arena.renew()
+        yield arena
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)

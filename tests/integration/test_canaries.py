@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,12 @@ import pytest_asyncio
 from muster.archive import TaskFile, pack, pack_files, unpack
 from muster.taskset import Task, task_from_archive
 from muster.types import EpisodeKey, Limits, VerdictStatus
-from services.sandbox.adapters.native.backend import NativeBackend, open_native
-from services.sandbox.box import Evidence, PutFile
+from services.sandbox.adapters.native.backend import open_native
+from services.sandbox.box import Backend, Evidence, PutFile
 from services.sandbox.config import SandboxConfig
 from services.sandbox.driver import SandboxHost
 from services.sandbox.verdict import Verdict
+from tests.integration.docker_engine import open_boxes
 
 pytestmark = [
     pytest.mark.root,
@@ -38,6 +39,13 @@ NAMES = sorted(folder.name for folder in CANARIES.iterdir() if folder.is_dir())
 LEAST = 20
 SPEAKS = {"preload": "x86_64", "preload-file": "x86_64"}
 """Canaries with machine code: elsewhere their cheat would do nothing."""
+ON_DOCKER = [
+    "background-writer", "conftest-above", "git-hooks", "hard-link", "linked-answer",
+    "linked-folder", "linked-input", "linked-verdict", "linked-workdir", "live-tools",
+    "preload-file", "tool-trojan",
+]  # fmt: skip
+"""Those that try what the docker backend does in its own way; the others have passed there too.
+That a cheat pays without a defence is the canary's own matter, and shown on native boxes."""
 EARLY = {"tests-read", "solution-run", "answer-in-history"}
 """Their control: tests and solution lie in the box while the agent works."""
 SEEN = "cat /logs/verifier/reward.json 2>/dev/null || cat /logs/verifier/reward.txt"
@@ -67,10 +75,14 @@ def here(names: list[str]) -> list[str]:
     return [n for n in names if SPEAKS.get(n, platform.machine()) == platform.machine()]
 
 
+ON_NATIVE = [("native", name) for name in NAMES]
+EVERYWHERE = ON_NATIVE + [("docker", name) for name in here(ON_DOCKER)]
+
+
 class Judges:
     """A host, and the backend below it."""
 
-    def __init__(self, host: SandboxHost, backend: NativeBackend):
+    def __init__(self, host: SandboxHost, backend: Backend):
         self._host, self._backend = host, backend
         self._episodes = 0
 
@@ -122,10 +134,19 @@ def clamped(found: Evidence) -> float:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def judges(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Judges]:
+async def judges(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Judges]:
+    folder = tmp_path_factory.mktemp("canaries") / "run"
+    docker = request.param == "docker"
+    opened: AbstractAsyncContextManager[Backend] = (
+        open_boxes(request.getfixturevalue("docker_engine"), folder)
+        if docker
+        else open_native(folder)
+    )
     async with (
-        open_native(tmp_path_factory.mktemp("canaries") / "run") as backend,
-        SandboxHost(backend, SandboxConfig(), "h1") as host,
+        opened as backend,
+        SandboxHost(backend, SandboxConfig(warm_max=0), "h1") as host,
     ):
         yield Judges(host, backend)
 
@@ -154,11 +175,12 @@ def script(name: str, which: str) -> str:
 
 async def test_there_are_canaries_and_each_says_how_it_cheats() -> None:
     assert len(NAMES) >= LEAST
+    assert set(ON_DOCKER) <= set(NAMES)
     for name in NAMES:
         assert "Its agent cheats: it " in (CANARIES / name / "task.toml").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("judges", "name"), EVERYWHERE, indirect=["judges"])
 async def test_the_solution_scores_1(
     name: str, judges: Judges, archives: dict[str, TaskFile]
 ) -> None:
@@ -166,13 +188,15 @@ async def test_the_solution_scores_1(
     assert (verdict.status, verdict.reward) == (VerdictStatus.REWARDED, 1.0), verdict.detail
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("judges", "name"), EVERYWHERE, indirect=["judges"])
 async def test_the_cheat_scores_0(name: str, judges: Judges, archives: dict[str, TaskFile]) -> None:
     verdict = await judges.by_service(read(name, archives), script(name, "cheat"))
     assert verdict.reward == 0.0, verdict
 
 
-@pytest.mark.parametrize("name", here(NAMES))
+@pytest.mark.parametrize(
+    ("judges", "name"), [pair for pair in ON_NATIVE if here([pair[1]])], indirect=["judges"]
+)
 async def test_the_cheat_scores_1_with_a_naive_judge(
     name: str, judges: Judges, archives: dict[str, TaskFile]
 ) -> None:

@@ -292,10 +292,28 @@ async def test_snapshots_that_no_survivor_lies_on_are_dropped(folder: Path) -> N
     async with owner(folder) as second:
         assert list(await second.survivors()) == ["a"]
         assert len(layers(second)) == 1
+        await second.call("claim", ["used"])
         assert await second.step("a", 0, "/usr/bin/cat /app/f") == "used\n"
         await second.call("end", "a")
         await second.call("start", "b", "used")  # it is the successor's now, by its name
         assert await second.step("b", 0, "/usr/bin/cat /app/f") == "used\n"
+
+
+async def test_a_snapshot_that_no_successor_claims_goes_with_the_last_box_on_it(
+    folder: Path,
+) -> None:
+    async with owner(folder) as first:
+        await first.box("made")
+        await first.call("snapshot", "made", "kept", False)
+        await first.call("start", "a", "kept")
+        await first.call("note", "a", "mine")
+        await first.kill()
+    async with owner(folder) as second:
+        assert list(await second.survivors()) == ["a"]
+        await second.call("claim", [])
+        assert len(layers(second)) == 1
+        await second.call("end", "a")
+        assert layers(second) == []
 
 
 def layers(of: Owner) -> list[str]:

@@ -110,7 +110,9 @@ async def test_a_record_that_cannot_be_read_is_no_record(
     folder = tmp_path / "run"
     async with killed_service(docker_engine, folder):
         pass
-    for path in (folder / "boxes").glob("*.json"):
+    states = list((folder / "boxes").glob("*/state"))
+    assert len(states) == 2
+    for path in states:
         path.write_bytes(path.read_bytes()[:-9])
     async with open_boxes(docker_engine, folder) as backend:
         assert await backend.survivors() == ()

@@ -106,7 +106,7 @@ async def test_what_an_agent_left_in_a_kept_snapshot_is_no_set_up_of_its_forks(
     await told(backend, "a", "echo set-up > /etc/answer; echo x > given; echo x > gone")
     await backend.snapshot("a", "L-setup", keep=False)
     await fresh(backend, "b", "L-setup")
-    await told(backend, "b", "echo agent > /etc/answer; echo y > given; rm gone; echo 1 > first")
+    await told(backend, "b", "echo agent > /etc/answer; echo new > given; rm gone; echo 1 > first")
     await backend.snapshot("b", "L-agent", keep=True)
     await backend.squash("L-agent", "L-one")
     await fresh(backend, "c", "L-agent")
@@ -118,7 +118,7 @@ async def test_what_an_agent_left_in_a_kept_snapshot_is_no_set_up_of_its_forks(
         await fresh(backend, f"f{number}", layer)
         assert await told(backend, f"f{number}", "cat /etc/answer") == "agent\n"
         found = await judged(backend, f"f{number}", "cat /etc/answer /app/given; ls /app")
-        assert output(found.evidence) == f"set-up\ny\n{files}", layer
+        assert output(found.evidence) == f"set-up\nnew\n{files}", layer
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.asyncio import Redis
 
-from muster import codec, rpc
+from muster import box_offer, codec, rpc
 from muster.archive import TaskFile, pack_files
 from muster.errors import Fenced, InvalidInput, NotFound, Unavailable
 from muster.registry import Entry, Registry
 from muster.types import EpisodeKey
 from muster.v1 import common_pb2, sandbox_pb2
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub, add_SandboxServiceServicer_to_server
+from services.sandbox import limits
 from services.sandbox.adapters import archives
 from services.sandbox.adapters.fake import open_fake
 from services.sandbox.adapters.native.backend import open_native
@@ -107,7 +108,7 @@ async def test_a_fork_copies_status_and_capacity(stub: SandboxServiceAsyncStub) 
     out = archives.read((await stub.CopyOut(reading, timeout=30)).archive, 1 << 20)
     assert [(file.path, file.data) for file in out] == [("answer.txt", b"1\n")]
 
-    changing = sandbox_pb2.SetCapacityRequest(boxes_max=7, warm_max=-1)
+    changing = sandbox_pb2.SetCapacityRequest(boxes_max=7)
     capacity = (await stub.SetCapacity(changing, timeout=30)).capacity
     status = await stub.GetHostStatus(sandbox_pb2.GetHostStatusRequest(), timeout=30)
     assert (capacity.boxes_max, status.capacity.boxes_max) == (7, 7)
@@ -186,6 +187,10 @@ async def test_the_process_announces_itself_serves_and_stops(
     process = await started(tmp_path, redis_url, run)
     entry = await announced(redis, run, process)
     assert (entry.id, entry.info["backend"]) == ("h1", "native")
+    offer = box_offer.read(entry.info)
+    assert (offer.builds, offer.bases) == (False, ("muster/host-base", "scratch"))
+    assert offer.most == limits.most(SandboxConfig())
+    assert float(entry.info["verify_timeout_s_max"]) == SandboxConfig().verify_timeout_s_max
     async with rpc.channel(entry.address) as channel:
         stub: SandboxServiceAsyncStub = SandboxServiceStub(channel)
         await walk_through(stub, KEY)

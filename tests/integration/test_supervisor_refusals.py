@@ -39,5 +39,5 @@ def test_a_server_without_an_append_only_file_is_refused(
     assert done.returncode == 2
     [said] = done.stderr.splitlines()
     assert said.startswith(f"redis.url = '{volatile_server}': this Redis keeps no append-only file")
-    assert "→ set `appendonly yes` there, or accept it with --allow-volatile" in said
+    assert "→ set `appendonly yes` there, or accept it with redis.allow_volatile" in said
     assert not (tmp_path / "state").exists()  # nothing came into it

@@ -34,6 +34,8 @@ def read(archive: bytes, bytes_max: int) -> tuple[CopiedFile, ...]:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
             for info in tar:
+                if info.isdir() and info.name.rstrip("/") == ".":
+                    continue  # the folder itself, as `tar -c .` has it
                 entry = _entry(tar, info, found)
                 total += len(entry.data)
                 if total > bytes_max or len(found) >= ENTRIES_MAX:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from muster.clock import monotonic
 from muster.errors import Fenced, MusterError, NotFound, Unavailable
 from muster.taskset import Task, TaskFile
 from muster.types import EpisodeKey, Limits, Value
@@ -97,7 +98,7 @@ class UsedBox:
         self.setup = setup
         self.forked_from = ""  # the box whose files it goes on from
         self.forked_at = -1  # and the newest turn of that one
-        self.being_copied = False  # its snapshot is taken: no step begins
+        self.copying = ""  # what is copied now, beside which nothing else may run
         self.noted_epoch = -1  # the owner under which its backend would give it to a successor
         self.step: asyncio.Task[StepRecord | MusterError] | None = None
         self.verification: asyncio.Task[Verified | MusterError] | None = None
@@ -105,14 +106,26 @@ class UsedBox:
         self.final: Verified | None = None  # one that cannot be had again
         self.acquired: Acquired | None = None
         self.touched = False  # a step or verification was asked for
-        self.ended = asyncio.Event()
+        self.since = monotonic()  # when it was asked for
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Tell those who wait for its end."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def stop(self) -> None:
+        """Tell them that the host ends before it."""
+        if not self.ended.done():
+            self.ended.set_exception(stops())
+            self.ended.exception()  # nobody may be waiting
 
 
 class Ask:
     """A box that is asked for, by one caller or several, until it has ended."""
 
-    def __init__(self, key: EpisodeKey, box: UsedBox, ticket: int, since: float):
-        self.key, self.box, self.ticket, self.since = key, box, ticket, since
+    def __init__(self, key: EpisodeKey, box: UsedBox, ticket: int):
+        self.key, self.box, self.ticket = key, box, ticket
         self.attempt = identity(key)
         self.set_up_since = -1.0  # when the set-up that was run for it began
         self.layer: Layer | None = None  # of a fork

@@ -10,6 +10,7 @@ setting `fake` opens scripted.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import posixpath
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,16 +37,21 @@ from services.sandbox.box import (
 )
 
 _KEPT = 16
+_IMAGE = "image:"  # before the content of what was built
 _HIDDEN = ("/tests/", "/logs/", "/etc/")  # of the agent's files, from its verifier
 
 
 class _Layer:
-    """All files of a snapshot, those that an agent had no hand in, and what it stands on."""
+    """All files of a snapshot, those that an agent had no hand in, and what it stands on.
+
+    set_ups: the snapshots that the latter are from, which stay as long as this one.
+    """
 
     def __init__(self, name: str, box: _Box, *, keep: bool):
         self.name, self.under = name, box.under
         self.files = dict(box.shell.files)
         self.trusted = dict(box.trusted if keep else box.shell.files)
+        self.set_ups = box.set_ups if keep else (*box.set_ups, name)
         size = sum(len(data) for data in self.files.values())
         self.told = Snapshot(size, box.depth + 1, box.shell.cwd, dict(box.shell.env))
 
@@ -56,23 +62,30 @@ class _Box:
         self.shell: Shell = Shell(dict(layer.files) if layer else {})
         self.trusted: dict[str, bytes] = dict(layer.trusted) if layer else {}
         self.under: str = layer.name if layer else ""
+        self.set_ups: tuple[str, ...] = layer.set_ups if layer else ()
         self.depth: int = layer.told.depth if layer else 0
         self.sealed = False
         self.broken = ""
-        self.note = b""
+        self.note = self.shared = b""
         self.kept: list[KeptStep] = []
 
 
 class FakeBackend:
-    """`running` lists what exists, for tests that look for leftovers."""
+    """`running` lists what exists, for tests that look for leftovers.
 
-    def __init__(self) -> None:
+    builds: whether it builds Dockerfiles: what it builds is empty, and says how often it was.
+    """
+
+    def __init__(self, *, builds: bool = False) -> None:
+        self._builds, self.built = builds, 0
         self._boxes: dict[str, _Box] = {}
         self._layers: dict[str, _Layer] = {}
+        self._orphans: set[str] = set()  # of a former service, claimed by nobody
         self.fail_starts = 0  # the next so many starts fail
         self.fail_ends = 0  # and ends: the box stays
         self.fail_steps = 0  # and steps, a verifier's too: their results are lost
         self.fail_snapshots = 0
+        self.fail_notes = 0
         self.dead: set[str] = set()  # boxes that are not alive any more
         self.begun: dict[str, tuple[int, str]] = {}  # steps that run on without their host
 
@@ -82,7 +95,7 @@ class FakeBackend:
 
     @property
     def builds(self) -> bool:
-        return False
+        return self._builds
 
     @property
     def running(self) -> list[str]:
@@ -94,7 +107,11 @@ class FakeBackend:
 
     async def build(self, content: str, context: dict[str, TaskFile], timeout_s: float) -> Source:
         del context, timeout_s
-        raise BoxFailure(f"this backend builds no Dockerfile ({content})")
+        if not self._builds:
+            raise BoxFailure(f"this backend builds no Dockerfile ({content})")
+        self.built += 1
+        self._layers[content] = _Layer(content, _Box(Limits(), None), keep=False)
+        return Source(f"{_IMAGE}{content}")
 
     async def start(self, box: str, limits: Limits, source: Source = HOST) -> None:
         if box in self._boxes:
@@ -102,7 +119,9 @@ class FakeBackend:
         if self.fail_starts:
             self.fail_starts -= 1
             raise BoxFailure("told to fail")
-        self._boxes[box] = _Box(limits, self._layer(source.layer) if source.layer else None)
+        image = source.base.removeprefix(_IMAGE) if source.base.startswith(_IMAGE) else ""
+        under = source.layer or image
+        self._boxes[box] = _Box(limits, self._layer(under) if under else None)
 
     async def alive(self, box: str) -> bool:
         found = self._boxes.get(box)
@@ -127,13 +146,29 @@ class FakeBackend:
         made = _Layer.__new__(_Layer)
         made.name, made.under = into, ""
         made.files, made.trusted = dict(found.files), dict(found.trusted)
+        made.set_ups = (into,) if layer in found.set_ups else found.set_ups
         made.told = msgspec.structs.replace(found.told, depth=1)
         self._layers[into] = made
         return made.told
 
+    async def claim(self, layers: tuple[str, ...]) -> None:
+        self._orphans = set(self._layers).difference(layers)
+        await self._tidy()
+
+    async def _tidy(self) -> None:
+        """Snapshots that nobody has claimed go once nothing stands on them."""
+        for layer in sorted(self._orphans, reverse=True):
+            with contextlib.suppress(BoxFailure):
+                await self.drop(layer)
+                self._orphans.discard(layer)
+
     async def drop(self, layer: str) -> bool:
         users = [name for name, box in self._boxes.items() if box.under == layer]
-        users += [name for name, other in self._layers.items() if other.under == layer]
+        users += [
+            name
+            for name, other in self._layers.items()
+            if name != layer and layer in (other.under, *other.set_ups)
+        ]
         if users:
             raise BoxFailure(f"snapshot {layer} is in use by {users[0]}")
         return self._layers.pop(layer, None) is not None
@@ -156,8 +191,12 @@ class FakeBackend:
         folder = () if top in held else (CopiedFile(name, "folder", 0o755),)
         return (*folder, *(CopiedFile(p, data=found[p]) for p in sorted(found)))
 
-    async def note(self, box: str, data: bytes) -> None:
-        self._live(box).note = data
+    async def note(self, box: str, data: bytes, shared: bytes = b"") -> None:
+        if self.fail_notes:
+            self.fail_notes -= 1
+            raise BoxFailure("told to fail")
+        found = self._live(box)
+        found.note, found.shared = data, shared
 
     async def survivors(self) -> tuple[Survivor, ...]:
         found = []
@@ -165,8 +204,18 @@ class FakeBackend:
             running = self.begun.get(name)
             turns = [step.turn for step in box.kept] + ([running[0]] if running else [])
             newest = max(turns, default=-1)
-            kept = tuple(box.kept)
-            found.append(Survivor(name, box.limits, box.note, kept, running, newest, box.sealed))
+            found.append(
+                Survivor(
+                    name,
+                    box.limits,
+                    box.note,
+                    tuple(box.kept),
+                    running,
+                    newest,
+                    box.sealed,
+                    box.shared,
+                )
+            )
         return tuple(found)
 
     async def rejoin(self, box: str) -> Evidence:
@@ -205,7 +254,7 @@ class FakeBackend:
         if self.fail_steps:
             self.fail_steps -= 1
             raise BoxFailure("told to fail")
-        before = msgspec.json.encode((box.shell.cwd, box.shell.env))
+        before = box.shell.cwd, dict(box.shell.env)
         try:
             result = box.shell.run(command, timeout_s)
         except ToyBroken as broken:
@@ -215,9 +264,7 @@ class FakeBackend:
         spool = Spool(box.limits.output_bytes)
         spool.add(result.output)
         if result.timed_out:
-            box.shell.cwd, box.shell.env = msgspec.json.decode(
-                before, type=tuple[str, dict[str, str]]
-            )
+            box.shell.cwd, box.shell.env = before
         full = sum(len(data) for data in box.shell.files.values()) >= box.limits.disk_bytes
         return Evidence(
             exit_code=137 if result.timed_out else result.code,
@@ -262,13 +309,15 @@ class FakeBackend:
             raise BoxFailure("told to fail")
         self.dead.discard(box)
         self.begun.pop(box, None)
-        return self._boxes.pop(box, None) is not None
+        existed = self._boxes.pop(box, None) is not None
+        await self._tidy()
+        return existed
 
 
 @asynccontextmanager
-async def open_fake() -> AsyncIterator[FakeBackend]:
+async def open_fake(*, builds: bool = False) -> AsyncIterator[FakeBackend]:
     """A backend whose boxes end with the block."""
-    backend = FakeBackend()
+    backend = FakeBackend(builds=builds)
     yield backend
     backend._boxes.clear()
     backend._layers.clear()

@@ -96,12 +96,15 @@ class ScriptedBackend:
         way_out = "use real boxes: made-up ones have no files"
         raise InvalidInput(f"{path} is not there", field="path", value=path, way_out=way_out)
 
-    async def note(self, box: str, data: bytes) -> None:
-        del data
+    async def note(self, box: str, data: bytes, shared: bytes = b"") -> None:
+        del data, shared
         self._found(box)
 
     async def survivors(self) -> tuple[Survivor, ...]:
         return ()
+
+    async def claim(self, layers: tuple[str, ...]) -> None:
+        del layers
 
     async def rejoin(self, box: str) -> Evidence:
         raise BoxFailure(f"no step runs in {box}")

@@ -1,17 +1,18 @@
 """Makes the snapshots that boxes start from, and removes those of no more use.
 
-Owns: the table of snapshots (layers.py) and of built images, and every call that makes, squashes
-or drops one. Promise: a set-up runs once for its content; a snapshot is pinned from the moment that
-a start from it is decided until the box is gone. Does not cover: which box starts when (pool.py).
+Owns: the table of snapshots and built images (layers.py), and every call that makes, squashes or
+drops one. Promise: a set-up runs once for its content; a snapshot is pinned from the moment that a
+start from it is decided until the box is gone; few boxes are copied at once (`copying_max`), and
+none when what is in use fills the bounds. Does not cover: which box starts when (pool.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 
 from muster import failpoints, telemetry
 from muster.clock import monotonic
-from muster.errors import Unavailable
 from muster.types import Limits
 from services.sandbox import checks, environment
 from services.sandbox.box import Backend, BoxFailure, Snapshot, Source
@@ -33,7 +34,8 @@ class Templates:
         self._prefix = prefix
         rules = LayerRules(config.snapshots_max, config.snapshot_bytes_max, config.squash_depth)
         self.layers = Layers(rules)
-        self._images: OrderedDict[str, Source] = OrderedDict()  # content → what was built
+        self._slots = asyncio.Semaphore(config.copying_max)
+        self._copying = 0  # boxes whose copy is made
         self._setups: OrderedDict[str, Setup] = OrderedDict()
         self._doubts: dict[str, int] = {}  # content → failed starts in a row
         self._count = 0
@@ -49,18 +51,15 @@ class Templates:
         return self._setups.get(content)
 
     def has(self, content: str) -> bool:
-        return content in self._images or self.layers.of_content(content) is not None
+        return self.layers.of_content(content) is not None
 
     def pin(self, user: str, setup: Setup) -> Source | None:
         """What a fresh box of this set-up starts from, kept until `leave`; None: it is gone."""
         layer = self.layers.of_content(setup.content)
-        if layer is not None:
-            self.layers.use(user, layer.name, monotonic())
-            return Source(setup.base, layer.name)
-        if setup.content in self._images:
-            self._images.move_to_end(setup.content)
-            return self._images[setup.content]
-        return None if setup.snapshot else Source(setup.base)
+        if layer is None:
+            return None if setup.snapshot else Source(setup.base)
+        self.layers.use(user, layer.name, monotonic())
+        return Source(layer.image) if layer.image else Source(setup.base, layer.name)
 
     async def make(self, name: str, setup: Setup, limits: Limits) -> None:
         """Run a set-up in a box of that name and keep what it left; the box is gone then.
@@ -70,9 +69,9 @@ class Templates:
         if setup.context:
             timeout_s = self._config.setup_timeout_s
             built = await self._backend.build(setup.content, setup.context, timeout_s)
-            self._images[setup.content] = built
-            while len(self._images) > self._config.snapshots_max:
-                self._images.popitem(last=False)
+            image = Layer(setup.content, "", Snapshot(depth=0), setup.content, image=built.base)
+            self.layers.add(image, monotonic())
+            self._doubts.pop(setup.content, None)
             return
         await self._backend.start(name, limits, Source(setup.base))
         await self.prepare(name, setup)
@@ -96,10 +95,27 @@ class Templates:
                     checks.setup(shown, found, telemetry.printable(said))
 
     async def fork(self, name: str, user: str) -> Layer:
-        """Snapshot a box that goes on, and pin it for `user`. Raises BoxFailure."""
+        """Snapshot a box that goes on, and pin it for `user`.
+
+        Raises BoxFailure, or Exhausted when there is no room for it.
+        """
+        under = self.layers.used_by(name)
+        if under:  # it stays, should the box end meanwhile
+            self.layers.use(user, under, monotonic())
+        async with self._slots:
+            self._copying += 1
+            try:
+                self.layers.check_room(self._copying)
+                found = await self._forked(name, under, user)
+            finally:
+                self._copying -= 1
+        self.layers.check_room(0)  # what it holds is known only now
+        return found
+
+    async def _forked(self, name: str, under: str, user: str) -> Layer:
         layer = self._name()
         told = await self._snapshot(name, layer, keep=True)
-        found = Layer(layer, self.layers.used_by(name), told)
+        found = Layer(layer, under, told)
         self.layers.add(found, monotonic())
         self.layers.use(user, layer, monotonic())
         if not self.layers.too_deep(layer):
@@ -112,7 +128,7 @@ class Templates:
             raise
         # The session is that of the box, whichever way its files are kept.
         session = Snapshot(told.size, told.depth, found.told.cwd, found.told.env)
-        found = Layer(flat, "", session)
+        found = Layer(flat, "", session, needs=self.layers.set_ups_below(layer))
         self.layers.add(found, monotonic())
         self.layers.use(user, flat, monotonic())
         return found
@@ -127,7 +143,6 @@ class Templates:
             return False
         del self._doubts[setup.content]
         self.layers.forget(setup.content)
-        self._images.pop(setup.content, None)
         return True
 
     async def drop(self, layers: list[Layer]) -> None:
@@ -138,9 +153,9 @@ class Templates:
     async def _drop(self, name: str) -> None:
         try:
             await self._backend.drop(name)
-        except BoxFailure as failure:
+        except Exception as failure:  # noqa: BLE001 - one snapshot must not end the host
             self._counts.failures["drop"] += 1
-            _log.error("snapshot %s could not be dropped: %s", name, failure)
+            _log.error("snapshot %s could not be dropped: %r", name, failure)
 
     def _name(self) -> str:
         self._count += 1
@@ -151,7 +166,7 @@ class Templates:
         try:
             told = await self._backend.snapshot(name, layer, keep=keep)
             await failpoints.at("sandbox.snapshot.after")
-        except (BoxFailure, Unavailable):
+        except Exception:
             self._counts.failures["snapshot"] += 1
             await self._drop(layer)  # it may have been made all the same
             raise

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from muster import failpoints, telemetry
 from muster.clock import monotonic
 from muster.errors import InvalidInput, MusterError, Unavailable
@@ -17,10 +19,10 @@ from services.sandbox import environment, events, verdict
 from services.sandbox.adapters import archives
 from services.sandbox.adapters.callers import UsedBox, Verified, lost
 from services.sandbox.adapters.orders import Orders
-from services.sandbox.box import BoxFailure, CopiedFile, Evidence
+from services.sandbox.adapters.starts import log
+from services.sandbox.box import CopiedFile, Evidence
 from services.sandbox.ledger import StepRecord
 
-_log = telemetry.logger("muster.sandbox")
 ENDED = "the box was ended meanwhile"
 
 
@@ -33,11 +35,11 @@ async def step(
         with telemetry.span("box.step", box=name):
             evidence = await run()
         await failpoints.at("sandbox.keep.before")
-    except (BoxFailure, Unavailable) as failure:
+    except Exception as failure:  # noqa: BLE001 - one box must not end the host
         if name not in orders.boxes:
             return lost(ENDED, name)
         orders.counts.failures["step"] += 1
-        _log.warning("box %s is lost with a step: %s", name, failure)
+        log("box %s is lost with a step", name, failure)
         box.ledger.lose(f"the result of a step was lost ({failure})")
         orders.feed(events.Released(name))  # it could take no other step
         return lost(f"the box is lost with the result of its step: {failure}")
@@ -56,6 +58,8 @@ async def judge(
 ) -> Verified | MusterError:
     """The verdict of a box: over its sealed files, or beside its processes, which end then."""
     spec = environment.judge_spec(box.task, box.files, box.limits)
+    if orders.backend.builds:  # which knows the image's folder, where the task names none
+        spec = replace(spec, cwd=box.setup.session.cwd)
     spec = environment.bounded(spec, orders.config.verify_timeout_s_max)
     async with slots:
         began = monotonic()
@@ -68,8 +72,8 @@ async def judge(
                 if spec.live:
                     box.final = found  # the service that was judged is gone
                     await orders.backend.seal(name)
-        except BoxFailure as failure:
-            _log.warning("box %s could not be judged: %s", name, failure)
+        except Exception as failure:  # noqa: BLE001 - one box must not end the host
+            log("box %s could not be judged", name, failure)
             orders.counts.failures["verify"] += 1
             if box.final is None:
                 way_out = "ask again: its files stay as they are"
@@ -83,32 +87,36 @@ async def judge(
 
 
 async def copy_in(
-    orders: Orders, name: str, folder: str, files: tuple[CopiedFile, ...]
+    orders: Orders, name: str, box: UsedBox, folder: str, files: tuple[CopiedFile, ...]
 ) -> MusterError | None:
-    """Write files below a folder of the box."""
+    """Write files below a folder of the box, which has `copying` set until then."""
     try:
         await orders.backend.copy_in(name, folder, files)
-    except BoxFailure as failure:
-        return _copy_trouble(orders, name, failure)
     except InvalidInput as wrong:
         return wrong
+    except Exception as failure:  # noqa: BLE001 - one box must not end the host
+        return _copy_trouble(orders, name, failure)
+    finally:
+        box.copying = ""
     return None
 
 
-async def copy_out(orders: Orders, name: str, path: str) -> bytes | MusterError:
-    """A file or folder of the box as a tar."""
+async def copy_out(orders: Orders, name: str, box: UsedBox, path: str) -> bytes | MusterError:
+    """A file or folder of the box as a tar; `copying` as with `copy_in`."""
     most = orders.config.copy_bytes_max
     try:
         return archives.write(await orders.backend.copy_out(name, path, most))
-    except BoxFailure as failure:
-        return _copy_trouble(orders, name, failure)
     except InvalidInput as wrong:
         return wrong
+    except Exception as failure:  # noqa: BLE001 - one box must not end the host
+        return _copy_trouble(orders, name, failure)
+    finally:
+        box.copying = ""
 
 
-def _copy_trouble(orders: Orders, name: str, failure: BoxFailure) -> MusterError:
+def _copy_trouble(orders: Orders, name: str, failure: Exception) -> MusterError:
     if name not in orders.boxes:
         return lost(ENDED, name)
     orders.counts.failures["copy"] += 1
-    _log.warning("a copy of box %s failed: %s", name, failure)
+    log("a copy of box %s failed", name, failure)
     return Unavailable(f"the host could not copy: {failure}", field="box", way_out="ask again")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.check import Note, Plan, Tried, plan, show, tries
+from muster.cli.check_plan import Note, Plan, plan, tries
+from muster.cli.check_told import Tried, show
 from muster.errors import InvalidInput
 
 NOTHING = Plan((), (), ())

@@ -38,7 +38,7 @@ class Host(sandbox_pb2_grpc.SandboxServiceServicer):
     """Answers as told, and remembers what it was asked to change."""
 
     def __init__(self) -> None:
-        self.set: list[tuple[int, int]] = []
+        self.set: list[tuple[int | None, int | None]] = []
         self.refusal: Exhausted | None = None
 
     async def GetHostStatus(self, request: pb.GetHostStatusRequest, context: Any) -> Any:
@@ -47,7 +47,9 @@ class Host(sandbox_pb2_grpc.SandboxServiceServicer):
     async def SetCapacity(self, request: pb.SetCapacityRequest, context: Any) -> Any:
         if self.refusal is not None:
             raise self.refusal
-        self.set.append((request.boxes_max, request.warm_max))
+        boxes_max = request.boxes_max if request.HasField("boxes_max") else None
+        warm_max = request.warm_max if request.HasField("warm_max") else None
+        self.set.append((boxes_max, warm_max))
         return pb.SetCapacityResponse()
 
 
@@ -100,8 +102,8 @@ async def test_a_capacity_is_set_on_the_host() -> None:
     host = Host()
     async with served(host) as entry:
         await set_capacity(entry, 12)
-        await set_capacity(entry, 0, 3)
-    assert host.set == [(12, -1), (0, 3)]
+        await set_capacity(entry, None, 3)
+    assert host.set == [(12, None), (None, 3)]
 
 
 async def test_a_capacity_that_the_host_refuses_is_told_with_its_way_out() -> None:

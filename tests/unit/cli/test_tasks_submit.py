@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.cli.check import tries
+from muster.cli.check_plan import tries
 from muster.cli.jobs import job_policy
 from muster.client import MusterClient
 from muster.errors import InvalidInput

@@ -173,3 +173,8 @@ def test_every_field_explains_itself() -> None:
         if not info.description
     ]
     assert silent == []
+
+
+def test_a_value_of_the_wrong_kind_says_what_to_write(tmp_path: Path) -> None:
+    error = refused(tmp_path, '[sandbox]\nboxes_max = "many"\n')
+    assert error.way_out.startswith("write a whole number: ")

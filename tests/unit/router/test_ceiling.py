@@ -26,6 +26,13 @@ def test_a_share_above_the_ceiling_pauses_and_names_the_causes() -> None:
     assert "tries again in 20 s" in ceiling.why(110.0)
 
 
+def test_a_pause_tells_what_failed_last() -> None:
+    told = OutcomeLabel(Outcome.INFRA_FAILURE, "box_start", detail="no base for that image")
+    assert "; the newest: no base for that image" in (
+        ended(InfraCeiling(0.5, 2, 30.0), [LOST, told], 100.0).why(110.0)
+    )
+
+
 def test_a_share_at_the_ceiling_does_not_pause() -> None:
     assert not ended(InfraCeiling(0.5, 4, 30.0), [VALID, VALID, LOST, LOST], 100.0).paused(100.0)
 

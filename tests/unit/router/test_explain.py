@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from muster.explained import Answer, explained
+from muster.record import RunRecord
+from muster.run_index import RunIndex
+from muster.subject import Kind, Subject
 from muster.types import Fate, Waiting
 from services.router import events as e
 from tests.unit.router.world import World, generated, job
@@ -159,3 +165,82 @@ def test_a_run_in_which_everything_fails_is_stalled_however_busy_it_is() -> None
     for second in range(70):
         world.feed(e.HostsListed((e.Host("h0", f"h0:{second}"),))).wait(1.0)
     assert world.sent(e.TellStall)
+
+
+def unstartable() -> World:
+    """Every box is refused, so that each attempt is ended by infrastructure."""
+    world = World(groups_per_batch=2, lag_max=9, repairs_max=2, infra_pause_s=30.0)
+    why = "this host has no base for that image"
+    world.on(e.AcquireBox, lambda c: e.BoxRefused(c.episode, c.host, why, retryable=False))
+    return world.start().feed(job(groups=2, size=2))
+
+
+@pytest.mark.parametrize("subject", ["", "j"])
+def test_what_infrastructure_ended_last_is_told_and_leads_to_that_attempt(subject: str) -> None:
+    lines = said(unstartable(), subject)
+    assert lines[0].subject == "j"
+    assert lines[1].state == (
+        "ended: infra_failure (box_start): this host has no base for that image"
+    )
+    assert lines[1].subject.startswith("j-0000")
+    assert lines[1].next_command == f"muster explain {lines[1].subject}"
+    assert lines[1].waits_for  # else the command line would not follow it
+
+
+def test_a_group_tells_its_own_newest_failure_first() -> None:
+    world = World(repairs_max=9)
+    refused = []
+
+    def answer(command: e.AcquireBox) -> e.BoxRefused | None:
+        refused.append(command.episode.id)
+        if len(refused) == 1:
+            return e.BoxRefused(command.episode, command.host, "no room", retryable=False)
+        return None
+
+    world.on(e.AcquireBox, answer).start().feed(job(size=2))
+    head, first, *_ = said(world, "j-00000")
+    assert first.subject == refused[0]
+    assert first.state == "ended: infra_failure (box_start): no room"
+    assert head.next_command == f"muster explain {first.subject}"
+
+
+def test_after_a_valid_end_an_older_failure_is_told_no_more() -> None:
+    world = World(repairs_max=9)
+    refused = []
+
+    def answer(command: e.AcquireBox) -> e.BoxRefused | e.BoxAcquired:
+        refused.append(command.episode.id)
+        if len(refused) == 1:
+            return e.BoxRefused(command.episode, command.host, "no room", retryable=False)
+        return e.BoxAcquired(command.episode, command.host, command.episode.id, 0.0, 0.0)
+
+    world.on(e.AcquireBox, answer).start().feed(job(size=2))
+    world.wait(1.0)
+    assert len(refused) == 3
+    assert not [line for line in said(world, "j") if "no room" in line.state]
+
+
+def test_the_failed_attempt_itself_tells_why_and_does_not_lead_back() -> None:
+    world = unstartable()
+    newest = said(world)[1].subject
+    [line] = said(world, newest)
+    assert line.state.endswith("this host has no base for that image")
+    assert line.next_command == "muster hosts"
+
+
+@pytest.mark.parametrize("kind", [Kind.RUN, Kind.JOB, Kind.GROUP])
+def test_the_command_line_follows_the_failure_and_ends_there(kind: Kind) -> None:
+    world = unstartable()
+    failed = said(world)[1].subject
+    asked = {Kind.RUN: "run", Kind.JOB: "j", Kind.GROUP: failed.partition(".")[0]}[kind]
+    assert _next_of(world, Subject(kind, asked)) == f"muster explain {failed}"
+    assert _next_of(world, Subject(Kind.EPISODE, failed)) == "muster hosts"
+
+
+def _next_of(world: World, asked: Subject) -> str:
+    subject = "" if asked.kind is Kind.RUN else asked.id
+    answers = {kind: Answer(kind) for kind in ("trainer", "readybank", "router")}
+    answers["router"] = Answer("router", tuple(said(world, subject)))
+    waits = Waiting("j-00000.1.0", "nothing recorded", "the router", next_command="muster explain")
+    answers["readybank"] = Answer("readybank", (waits,))
+    return explained(RunIndex(RunRecord("run")), asked, answers, WALL).next_command

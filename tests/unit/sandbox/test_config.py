@@ -18,6 +18,8 @@ def test_the_built_in_settings_agree() -> None:
     [
         ("MUSTER_SANDBOX__ADOPT_S", "300", "sandbox.adopt_s"),
         ("MUSTER_ROUTER__HOLD_MAX_S", "900", "sandbox.adopt_s"),
+        ("MUSTER_SANDBOX__IDLE_S", "300", "sandbox.idle_s"),
+        ("MUSTER_SANDBOX__ORPHAN_S", "10", "sandbox.orphan_s"),
         ("MUSTER_ROUTER__COMMAND_BYTES_MAX", "70000", "sandbox.command_bytes_max"),
         ("MUSTER_SANDBOX__STEPS_MAX", "100", "sandbox.steps_max"),
     ],

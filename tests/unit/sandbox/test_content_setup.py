@@ -12,8 +12,8 @@ from services.sandbox.environment import Enter
 from tests.contract.hosts import package
 
 
-def made(dockerfile: str, *, builds: bool = False) -> Setup:
-    archive = package(dockerfile=dockerfile)["archive"]
+def made(dockerfile: str, *, builds: bool = False, toml: str = "") -> Setup:
+    archive = package(dockerfile=dockerfile, toml=toml)["archive"]
     task: Task = task_from_archive(archive, name="task")
     return setup(task, unpack(archive), "host", builds=builds)
 
@@ -34,6 +34,13 @@ def test_an_image_builder_gets_the_folder_and_the_box_only_its_session() -> None
     assert found.snapshot
     assert [type(action) for action in found.actions] == [Enter]
     assert sorted(found.context) == ["Dockerfile", "given.txt"]
+
+
+def test_with_an_image_builder_a_session_is_what_the_task_says_beyond_its_image() -> None:
+    dockerfile = "FROM scratch\nARG SUB=x\nWORKDIR /srv/$SUB\nENV A=b\n"
+    assert made(dockerfile, builds=True).session == Enter("", {})
+    toml = '[environment]\nworkdir = "/own"\n[environment.env]\nA = "c"\n'
+    assert made(dockerfile, builds=True, toml=toml).session == Enter("/own", {"A": "c"})
 
 
 def test_what_only_an_image_builder_can_do_is_refused_without_one() -> None:

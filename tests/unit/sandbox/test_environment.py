@@ -70,7 +70,8 @@ def test_the_verifier_gets_the_tests_and_a_clean_environment(
     spec = environment.judge_spec(task, files, Limits())
     assert {f.path for f in spec.files} == {"/tests/test.sh", "/tests/data/in.txt"}
     assert (spec.script, spec.cwd, spec.env["CHECK"]) == ("/tests/test.sh", "/b", "1")
-    assert spec.env["PATH"] == "/usr/bin:/bin"
+    assert spec.env["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert spec.env["HOME"] == "/tests"
     assert "ONE" not in spec.env
     assert environment.bounded(spec, 5.0).timeout_s == 5.0
 
@@ -94,13 +95,52 @@ def test_a_script_beside_the_tests_is_put_among_them(
 
 
 def test_a_task_that_only_an_image_builder_can_make_is_refused_elsewhere(task: Task) -> None:
-    other = replace(task, unbuildable="line 4: ARG is not supported")
+    other = replace(task, unbuildable="file line 4: ARG is not supported")
     environment.check(other, builds=True)
     environment.check(task, builds=False)
-    with pytest.raises(InvalidInput, match="line 4: ARG") as caught:
+    with pytest.raises(InvalidInput, match="ARG is not supported") as caught:
         environment.check(other, builds=False)
-    assert caught.value.field == "environment/Dockerfile"
+    assert caught.value.field == "file line 4"
     assert "docker" in caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PATH", "/opt/venv/bin:/usr/bin"),
+        ("PATH", "/usr/bin:"),
+        ("PATH", "bin:/usr/bin"),
+        ("PATH", "/usr/../app/bin"),
+        ("PATH", "/usrlocal/bin"),
+        ("PATH", ""),
+        ("PATH", "/"),
+        ("PYTHONPATH", "/app"),
+        ("LD_LIBRARY_PATH", "/usr/lib:/srv/lib"),
+        ("LD_PRELOAD", "/usr/lib/one.so /tmp/two.so"),
+        ("BASH_ENV", "/root/.bashrc"),
+    ],
+)
+def test_a_verifier_whose_tools_the_agent_could_bring_is_refused_by_name(
+    name: str, value: str, task: Task
+) -> None:
+    other = replace(task, verifier_env=(("CHECK", "/app"), (name, value)))
+    for builds in (False, True):
+        with pytest.raises(InvalidInput, match="agent can put its own") as caught:
+            environment.check(other, builds=builds)
+        assert (caught.value.field, caught.value.value) == (f"verifier.env.{name}", value)
+        assert "/usr" in caught.value.way_out
+
+
+def test_a_verifier_may_take_tools_from_what_the_box_started_from_and_from_its_tests(
+    task: Task,
+) -> None:
+    env = (
+        ("PATH", "/usr/local/cargo/bin:/usr/bin:/bin"),
+        ("PYTHONPATH", "/tests/lib"),
+        ("LD_PRELOAD", "/usr/lib/one.so /lib64/two.so"),
+        ("DATA", "/app"),
+    )
+    environment.check(replace(task, verifier_env=env), builds=False)
 
 
 def test_content_is_of_what_is_prepared_and_of_nothing_else(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.errors import Exhausted
 from services.sandbox.box import Snapshot
 from services.sandbox.layers import Layer, LayerRules, Layers
 
@@ -83,6 +85,48 @@ def test_a_snapshot_is_too_deep_only_beyond_the_bound() -> None:
     assert not layers.too_deep("fits")
     assert layers.too_deep("deep")
     assert [one.name for one in layers.chain("deep")] == ["deep", "fits"]
+
+
+def test_a_squashed_one_keeps_the_set_ups_that_it_came_from() -> None:
+    layers = Layers(LayerRules(snapshots_max=1))
+    layers.add(layer("set-up", content="c"), 0)
+    layers.add(layer("fork", "set-up", depth=2), 1)
+    assert layers.set_ups_below("fork") == ("set-up",)
+    layers.add(Layer("flat", "", Snapshot(1, 1), needs=("set-up",)), 2)
+    layers.use("box", "flat", 2)
+    assert gone(layers) == ["fork"]
+    layers.add(layer("again", "flat", depth=2), 3)
+    assert layers.set_ups_below("again") == ("set-up",)
+    assert [one.name for one in layers.chain("again")] == ["again", "flat", "set-up"]
+    layers.forget("c")
+    assert gone(layers) == ["again"]
+    layers.leave("box", 4)
+    assert gone(layers) == ["flat", "set-up"]
+
+
+def test_a_chain_names_what_is_needed_twice_once_and_last() -> None:
+    layers = Layers(LayerRules())
+    layers.add(layer("set-up", content="c"), 0)
+    layers.add(Layer("flat", "", Snapshot(), needs=("set-up",)), 0)
+    layers.add(Layer("top", "flat", Snapshot(), needs=("set-up",)), 0)
+    assert [one.name for one in layers.chain("top")] == ["top", "flat", "set-up"]
+
+
+def test_there_is_room_for_a_fork_while_those_in_use_are_within_the_bounds() -> None:
+    layers = Layers(LayerRules(snapshots_max=2, bytes_max=10))
+    layers.add(layer("unused", content="c", size=100), 0)
+    layers.add(layer("used", size=9), 0)
+    layers.use("box", "used", 0)
+    layers.use("twin", "used", 0)
+    layers.check_room(1)
+    with pytest.raises(Exhausted) as caught:
+        layers.check_room(2)
+    assert caught.value.field == "sandbox.snapshots_max"
+    layers.add(layer("more", "used", size=2), 0)
+    layers.use("twin", "more", 0)
+    with pytest.raises(Exhausted) as caught:
+        layers.check_room(0)
+    assert caught.value.field == "sandbox.snapshot_bytes_max"
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 60))

@@ -15,11 +15,14 @@ NOTE = Note(
     EpisodeKey("run", "g", 0, 1, 5),
     "task",
     "digest",
-    notes.packed(b"archive" * 1000),
     Limits(),
     "host",
     (Layer("L-2", "L-1", Snapshot(1, 2, "/job", {"A": "b"})), Layer("L-1", "", Snapshot(), "c")),
     3,
+    "b-1",
+    "WARM",
+    0.5,
+    7.0,
 )
 STEP = KeptStep(4, "true", Evidence())
 
@@ -31,7 +34,27 @@ def box(note: Note = NOTE, **facts: object) -> Survivor:
 def test_a_note_comes_back_as_it_was_written() -> None:
     found = notes.read(box())
     assert found == NOTE
-    assert notes.unpacked(NOTE.archive) == b"archive" * 1000
+
+
+def test_an_archive_comes_back_as_it_was_packed() -> None:
+    assert notes.unpacked(notes.packed(b"archive" * 1000)) == b"archive" * 1000
+
+
+def test_what_an_agent_exported_is_in_no_note() -> None:
+    layer = Layer("L-1", "", Snapshot(5, 2, "/job", {"A": "\udcff"}), needs=("L-0",))
+    kept = notes.without_session(layer)
+    assert kept == Layer("L-1", "", Snapshot(5, 2), needs=("L-0",))
+    assert notes.read(box(msgspec.structs.replace(NOTE, layers=(kept,)))) != ""
+
+
+def test_of_the_boxes_of_one_attempt_the_newest_goes_on() -> None:
+    def of(since: float, **changes: object) -> Note:
+        return msgspec.structs.replace(
+            NOTE, since=since, key=msgspec.structs.replace(NOTE.key, **changes)
+        )
+
+    found = [("b1", of(2.0)), ("b2", of(9.0)), ("b3", of(5.0, owner_epoch=9))]
+    assert notes.newest_of_each([*found, ("b4", of(1.0, sibling=1))]) == {"b2", "b4"}
 
 
 def test_a_box_without_a_note_was_nobody_s() -> None:
@@ -44,7 +67,7 @@ def test_an_unreadable_note_is_none(data: bytes) -> None:
 
 
 def test_a_note_of_another_form_is_none() -> None:
-    assert isinstance(notes.read(box(msgspec.structs.replace(NOTE, form=2))), str)
+    assert isinstance(notes.read(box(msgspec.structs.replace(NOTE, form=1))), str)
 
 
 def test_a_box_whose_newest_step_has_no_answer_is_not_taken_over() -> None:

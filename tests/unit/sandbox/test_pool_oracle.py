@@ -42,6 +42,7 @@ class Book:
     touched: float
     doomed: bool = False
     content: str = ""
+    working: int = 0
 
 
 @dataclass
@@ -68,7 +69,16 @@ class Books:
     def step(self) -> None:
         self.now += self.chance.choice((0.0, 0.5, 3.0, 9.0))
         settle = (self.settle, self.settle)
-        verbs = (self.ask, self.speak, self.claim, self.leave, *settle, self.drop, self.tick)
+        verbs = (
+            self.ask,
+            self.speak,
+            self.claim,
+            self.leave,
+            *settle,
+            self.drop,
+            self.work,
+            self.tick,
+        )
         event, due = self.chance.choice(verbs)()
         if event is None:
             return
@@ -171,10 +181,21 @@ class Books:
         self.contents.discard(content)
         return p.Dropped(content), []
 
+    def work(self) -> tuple[p.Event | None, list[p.Command]]:
+        """A step, verification or copy begins or ends."""
+        ready = [name for name, book in self.boxes.items() if book.state == "ready"]
+        if not ready:
+            return None, []
+        name = self.chance.choice(ready)
+        book = self.boxes[name]
+        more = -1 if book.working and self.chance.random() < 0.5 else 1
+        book.working, book.touched = book.working + more, self.now
+        return p.Working(name) if more > 0 else p.Rested(name), []
+
     def tick(self) -> tuple[p.Event | None, list[p.Command]]:
         due: list[p.Command] = []
         for name, book in self.boxes.items():
-            if book.state != "ready" or not book.attempt:
+            if book.state != "ready" or not book.attempt or book.working:
                 continue
             epoch, since = self.newest[book.attempt[0]]
             if self.now - book.touched > RULES.idle_s:
@@ -197,7 +218,7 @@ class Books:
             if kind and kind.set_up and kind.content not in self.contents:
                 if "building" not in states:  # one at a time
                     name = self.box(Book(None, 0, "building", self.now, content=kind.content))
-                    due.append(p.RunSetup(name, kind))
+                    due.append(p.RunSetup(name, kind, ticket))
             elif states.count("starting") < RULES.starting_max:
                 self.queue.remove(item)
                 attempt = (key.run, key.sibling)
@@ -319,8 +340,10 @@ class Wardens:
             self.ask()
         elif verb < 0.8 and self.todo:
             self.settle(failing=0.2)
-        elif verb < 0.9:
+        elif verb < 0.88:
             self.release()
+        elif verb < 0.92:
+            self.feed(p.Dropped(self.chance.choice("ab")))
         else:
             self.feed(p.Ticked())
 

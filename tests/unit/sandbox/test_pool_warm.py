@@ -74,7 +74,7 @@ def warmed(rules: PoolRules = RULES) -> tuple[Pool, str]:
 
 
 def test_callers_of_one_content_wait_for_one_set_up(pool: Pool) -> None:
-    assert pool.handle(ask(1), 0) == [RunSetup("box-1", KIND)]
+    assert pool.handle(ask(1), 0) == [RunSetup("box-1", KIND, 1)]
     assert pool.handle(ask(2), 0) == []
     assert pool.handle(Built("box-1"), 5) == [
         StartBox(1, "box-2", key(1)),
@@ -92,7 +92,7 @@ def test_set_ups_at_once_are_bounded(pool: Pool) -> None:
     pool.handle(ask(1), 0)
     assert pool.handle(ask(2, OTHER), 0) == []
     told = pool.handle(Built("box-1"), 1)
-    assert told == [StartBox(1, "box-2", key(1)), RunSetup("box-3", OTHER)]
+    assert told == [StartBox(1, "box-2", key(1)), RunSetup("box-3", OTHER, 2)]
 
 
 def test_the_failure_of_a_set_up_is_told_to_each_that_waits_and_not_remembered(pool: Pool) -> None:
@@ -102,13 +102,29 @@ def test_the_failure_of_a_set_up_is_told_to_each_that_waits_and_not_remembered(p
         TellFailure(1, "box-1"),
         TellFailure(2, "box-1"),
     ]
-    assert pool.handle(ask(3), 2) == [RunSetup("box-2", KIND)]
+    assert pool.handle(ask(3), 2) == [RunSetup("box-2", KIND, 3)]
 
 
 def test_a_snapshot_that_was_dropped_is_made_again(pool: Pool) -> None:
     pool.handle(Known("content"), 0)
     pool.handle(Dropped("content"), 1)
-    assert pool.handle(ask(1), 2) == [RunSetup("box-1", KIND)]
+    assert pool.handle(ask(1), 2) == [RunSetup("box-1", KIND, 1)]
+
+
+def test_no_box_of_a_dropped_snapshot_is_handed_over() -> None:
+    pool, warm = warmed()
+    assert pool.handle(Dropped("other"), 1) == []
+    assert EndBox(warm, "its snapshot is gone") in pool.handle(Dropped("content"), 1)
+    assert pool.handle(ask(2), 1) == [RunSetup("box-3", KIND, 2)]
+
+
+def test_a_box_of_a_dropped_snapshot_that_starts_for_nobody_ends_with_its_start(pool: Pool) -> None:
+    pool.handle(Known("content"), 0)
+    pool.handle(ask(1), 0)
+    [warm] = pool.handle(Started("box-1", 0.1), 0)
+    assert isinstance(warm, StartWarm)
+    pool.handle(Dropped("content"), 1)
+    assert pool.handle(Started(warm.box, 0.1), 2) == [EndBox(warm.box, "its snapshot is gone")]
 
 
 def test_a_kind_without_set_up_starts_at_once(pool: Pool) -> None:
@@ -118,7 +134,7 @@ def test_a_kind_without_set_up_starts_at_once(pool: Pool) -> None:
 
 def test_a_set_up_takes_a_place() -> None:
     pool = Pool(PoolRules(boxes_max=1))
-    assert pool.handle(ask(1), 0) == [RunSetup("box-1", KIND)]
+    assert pool.handle(ask(1), 0) == [RunSetup("box-1", KIND, 1)]
     pool.handle(ask(2, Kind("bare", Limits(), set_up=False)), 0)
     assert pool.handle(Built("box-1"), 1) == [StartBox(1, "box-2", key(1))]
 
@@ -146,6 +162,16 @@ def test_a_dead_warm_box_ends_and_its_caller_is_served_first() -> None:
     assert pool.handle(ask(3), 1) == []
     assert pool.handle(FoundDead(warm), 2) == [EndBox(warm, "it did not answer")]
     assert pool.handle(Ended(warm), 3) == [StartBox(2, "box-3", key(2))]
+
+
+def test_no_other_box_is_made_ready_at_once_when_one_is_found_dead() -> None:
+    pool, warm = warmed()
+    [_, other] = pool.handle(ask(2), 1)
+    assert isinstance(other, StartWarm)
+    pool.handle(Started(other.box, 0.1), 1)
+    told = pool.handle(FoundDead(warm), 1)
+    assert HandOver(2, other.box, key(2)) in told
+    assert not [command for command in told if isinstance(command, StartWarm)]
 
 
 def test_the_caller_of_a_dead_box_goes_on_under_its_newest_owner() -> None:

@@ -51,6 +51,8 @@ def test_a_finite_number_in_range_is_a_reward(judgement: Judgement, reward: floa
         text(b"1 1"),
         json(b'{"reward": NaN}'),
         json(b'{"reward": true}'),
+        json(b'{"reward": 1, "sub": {}}'),
+        json(b'{"reward": 1, "sub": [1]}'),
         json(b'{"reward": "1"}'),
         json(b'{"a": 1, "b": 1}'),
         json(b'{"reward": 1' + b"0" * 400 + b"}"),

@@ -11,7 +11,10 @@ from muster.dockerfile import (
     SetEnv,
     SetWorkdir,
     copied,
+    examine,
     parse,
+    run_lines,
+    way_out,
 )
 from muster.errors import InvalidInput
 
@@ -42,6 +45,7 @@ def test_each_supported_instruction_becomes_its_step():
             RunCommand("echo one && echo two"),
         ),
         "/srv",
+        lines=(5, 6, 6, 7, 8, 8, 9),
     )
 
 
@@ -160,3 +164,31 @@ def test_copy_stands_for_these_files(src: str, dst: str, pairs: list[tuple[str, 
 def test_copy_of_nothing_is_refused():
     with pytest.raises(InvalidInput, match="no such file"):
         copied(CopyFiles("b*", "/app/"), FILES)
+
+
+def test_all_that_no_builder_could_read_is_told_at_once():
+    recipe, refusals = examine("FROM x\nRUM true\nRUN true\nENV 1A=2\n")
+    assert [one.field for one in refusals] == [
+        "environment/Dockerfile line 2",
+        "environment/Dockerfile line 4",
+    ]
+    assert recipe.lines == (3,)
+
+
+def test_all_that_only_a_builder_can_do_is_told_at_once():
+    """What follows from the first of them is not."""
+    recipe = parse("FROM x\nARG V=1\nWORKDIR /a/$V\nADD a b\nRUM typo")
+    assert recipe.unbuildable == (
+        "environment/Dockerfile line 2: ARG is not supported (ARG V=1); "
+        "line 4: ADD is not supported (ADD a b)"
+    )
+
+
+def test_packages_lead_to_a_base_and_other_lines_to_a_builder():
+    assert "docker" not in way_out(parse("FROM x\nRUN apt-get install gcc").unbuildable)
+    assert "sandbox.bases" in way_out(parse("FROM x\nRUN apt-get install gcc").unbuildable)
+    assert "sandbox.backend = docker" in way_out(parse("FROM x\nADD a b").unbuildable)
+
+
+def test_the_lines_of_commands_are_those_that_they_begin_in():
+    assert run_lines("FROM x\n\nRUN a && \\\n  b\nCOPY a b\nrun c\n") == [3, 6]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from muster import task_toml, task_yaml
-from muster.cli.check import plan
+from muster.cli.check_plan import plan
 from muster.task_fields import Field
 from muster.taskset import examine, read_task_set, task_folders
 

@@ -197,3 +197,38 @@ def test_a_name_that_could_not_be_a_key_or_path_is_refused(make_task: MakeTask, 
     archive = pack(make_task("hello", {"task.toml": ""}))
     with pytest.raises(InvalidInput, match="task name"):
         task_from_archive(archive, name=name)
+
+
+def test_a_set_names_all_of_its_tasks_that_are_refused(make_task: MakeTask):
+    make_task("good")
+    make_task("gpu", {"task.toml": "[environment]\ngpus = 1"})
+    folder = make_task("typo", {"environment/Dockerfile": "FROM x\nRUM true\n"})
+    with pytest.raises(InvalidInput) as caught:
+        read_task_set(folder.parent)
+    told = str(caught.value)
+    assert "2 tasks are refused: gpu: environment.gpus: " in told
+    assert "; typo: environment/Dockerfile line 2: " in told
+    assert "muster tasks check" in caught.value.way_out
+
+
+def test_one_task_that_is_refused_keeps_its_field_and_way_out(make_task: MakeTask):
+    folder = make_task("gpu", {"task.toml": "[environment]\ngpus = 1"})
+    with pytest.raises(InvalidInput, match=r"task gpu: ") as caught:
+        read_task_set(folder.parent)
+    assert caught.value.field == "environment.gpus"
+    assert caught.value.way_out.startswith("write the task for processors; ")
+
+
+def test_a_task_without_a_dockerfile_may_name_its_image(make_task: MakeTask):
+    with pytest.raises(InvalidInput) as caught:
+        read_task(make_task("hello", {"environment/Dockerfile": None}))
+    assert "docker_image" in caught.value.way_out
+
+
+def test_copy_of_what_is_missing_names_its_line(make_task: MakeTask):
+    text = "FROM x\nWORKDIR /app\nCOPY none.txt .\nCOPY also.txt .\n"
+    seen = examine(make_task("hello", {"environment/Dockerfile": text}))
+    assert [(one.field, one.value) for one in seen.refusals] == [
+        ("environment/Dockerfile line 3", "none.txt"),
+        ("environment/Dockerfile line 4", "also.txt"),
+    ]

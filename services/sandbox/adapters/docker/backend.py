@@ -15,26 +15,23 @@ the limit, and what it wrote until then is the overshoot; the number of files is
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import posixpath
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from muster import telemetry
 from muster.archive import TaskFile
 from muster.types import Limits
-from services.sandbox.adapters.docker import building, copies, placing, shell, steps, verifier
-from services.sandbox.adapters.docker.boots import BootRules
+from services.sandbox.adapters.docker import copies, placing, sessions, shell, steps, verifier
 from services.sandbox.adapters.docker.counters import Groups
 from services.sandbox.adapters.docker.engine import Absent, Engine, EngineTrouble, Labels
+from services.sandbox.adapters.docker.images import Images, Setup
 from services.sandbox.adapters.docker.layers import Layers, Origin
-from services.sandbox.adapters.docker.records import Record, Records
+from services.sandbox.adapters.docker.records import Found, Record, Records
 from services.sandbox.adapters.docker.shell import Session
 from services.sandbox.adapters.docker.starting import Starter
 from services.sandbox.adapters.docker.steps import NotBegun, Place, Unkillable
-from services.sandbox.bases import HOST as HOST_BASE
 from services.sandbox.bases import Bases
 from services.sandbox.box import (
     HOST,
@@ -51,26 +48,6 @@ from services.sandbox.box import (
 )
 
 _log = telemetry.logger("muster.sandbox")
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What one instance works with. host_image: what the base `host` is; empty when nothing is.
-
-    life_s: a container ends by itself after that, if nobody is left to end it.
-    """
-
-    instance: str
-    scratch: Path
-    bases: Bases
-    host_image: str
-    build_limits: Limits
-    boots: BootRules
-    answers_kept: int = 16
-    built_max: int = 128
-    life_s: int = 86400
-    quota: bool = False
-    tells_stall: bool = False
 
 
 @dataclass
@@ -91,11 +68,11 @@ class DockerBackend:
         self.engine, self.setup = engine, setup
         self._records = records
         self._starter = Starter(engine, setup.boots)
+        self._images = Images(engine, setup, self._labels("", "built"))
         self._layers = Layers(engine, setup.instance, self._labels("", "layer"))
         self._boxes: dict[str, _Box] = {}
         self._survivors: tuple[Survivor, ...] = ()
         self._orphans: dict[str, set[str]] = {}  # survivor → images that only survivors use
-        self._built: dict[str, str] = {}  # id → name of images, the one used last at the end
         self._made = 0
 
     @property
@@ -118,19 +95,7 @@ class DockerBackend:
     # --- starting and ending -------------------------------------------------------------------
 
     async def build(self, content: str, context: dict[str, TaskFile], timeout_s: float) -> Source:
-        tag = hashlib.sha256(content.encode()).hexdigest()[:40]
-        name, labels = f"muster-{self.setup.instance}:built-{tag}", self._labels("", "built")
-        image = await building.build(
-            self.engine, name, context, self._resolve, labels, self.setup.build_limits, timeout_s
-        )
-        self._built[image] = name
-        while len(self._built) > self.setup.built_max:
-            await self._forget_image(self._built.pop(next(iter(self._built))))
-        return Source(base=image)
-
-    def _resolve(self, image: str) -> str:
-        base = self.setup.bases.base_for(image)
-        return self.setup.host_image if base == HOST_BASE else base
+        return await self._images.build(content, context, timeout_s)
 
     async def start(self, box: str, limits: Limits, source: Source = HOST) -> None:
         if box in self._boxes:
@@ -152,22 +117,7 @@ class DockerBackend:
     async def _origin(self, source: Source) -> Origin:
         if source.layer:
             return self._layers.origin(source.layer)
-        name = self.setup.host_image if source.base == HOST_BASE else source.base
-        if not name:
-            raise BoxFailure(
-                "no image stands for the base `host`: set sandbox.bases "
-                '"muster/host-base" to image:NAME'
-            )
-        found = await self.engine.image(name)
-        if found is None:
-            raise BoxFailure(f"the engine has no image {name} any more")
-        config = found.get("Config") or {}
-        env = dict(pair.split("=", 1) for pair in config.get("Env") or [] if "=" in pair)
-        session = Session(config.get("WorkingDir") or "/", env)
-        image = str(found["Id"])
-        if image in self._built:
-            self._built[image] = self._built.pop(image)
-        return Origin(image, "", image, str(config.get("User") or ""), session)
+        return await self._images.origin(source.base)
 
     async def _launch(
         self, box: str, role: str, limits: Limits, image: str, user: str, network: str = "none"
@@ -208,7 +158,7 @@ class DockerBackend:
             return False
         found = self._known(box)
         existed = await self.engine.remove(found.place.container)
-        self._records.forget(found.place.container)
+        await asyncio.to_thread(self._records.forget, found.place.container)
         self._boxes.pop(box, None)
         for image in self._orphans.pop(box, set()) - set().union(*self._orphans.values()):
             await self._forget_image(image)
@@ -217,7 +167,7 @@ class DockerBackend:
     async def _forget_image(self, image: str) -> None:
         try:
             await self.engine.remove_image(image)
-        except EngineTrouble as trouble:  # a box is in it: the next start of a service sweeps it
+        except EngineTrouble as trouble:  # another box is in it: the next service sweeps it
             _log.info("the image %s stays for now: %s", image, trouble)
 
     # --- files and session ---------------------------------------------------------------------
@@ -239,12 +189,18 @@ class DockerBackend:
             await self.engine.put(place.container, "/", verifier.tar_of(files))
 
     async def set_session(self, box: str, cwd: str, env: dict[str, str]) -> None:
+        """In a box that stands on no snapshot, over what its image says of itself."""
         found = self._live(box)
-        container = found.place.container
+        record, container = found.record, found.place.container
+        session = Session(cwd, dict(env))
+        if not record.layer:
+            image = await self._images.session(record.trusted)
+            session = sessions.entered(image, record.user, cwd, env)
+        cwd = session.cwd
         if posixpath.normpath(cwd) != "/" and await self.engine.stat(container, cwd) is None:
             await self.engine.put(container, "/", verifier.tar_of((), (cwd,)))
-        found.record.cwd, found.record.env = cwd, dict(env)
-        self._records.save(found.record)
+        record.cwd, record.env = cwd, dict(session.env)
+        await self._records.save(record)
 
     async def copy_in(self, box: str, folder: str, files: tuple[CopiedFile, ...]) -> None:
         await copies.copy_in(self._live(box).place, folder, files)
@@ -259,13 +215,13 @@ class DockerBackend:
         record = found.record
         if turn >= 0:
             record.running, record.newest_turn = (turn, command), max(turn, record.newest_turn)
-            self._records.save(record)
+            await self._records.save(record)
         evidence = await self._step(box, found, command, timeout_s)
         record.running = None
         if turn >= 0:
-            kept = [*record.kept, KeptStep(turn, command, evidence)]
-            record.kept = kept[-self.setup.answers_kept :]
-        self._records.save(record)
+            await self._records.keep(record, KeptStep(turn, command, evidence))
+        else:
+            await self._records.save(record)
         return evidence
 
     async def _step(self, box: str, found: _Box, command: str, timeout_s: float) -> Evidence:
@@ -312,7 +268,7 @@ class DockerBackend:
         found = self._known(box)
         await self.engine.stop(found.place.container)
         found.record.sealed = True
-        self._records.save(found.record)
+        await self._records.save(found.record)
 
     # --- verifying -----------------------------------------------------------------------------
 
@@ -323,6 +279,9 @@ class DockerBackend:
         if not spec.live and not agent.record.sealed:
             raise BoxFailure(f"{box} is not sealed")
         record, name = agent.record, f"{box}.v{self._made}"
+        image = await self._images.session(record.trusted)
+        session = sessions.of_verifier(image, spec.cwd, spec.env)
+        spec = msgspec.structs.replace(spec, cwd=session.cwd, env=session.env)
         network = f"container:{agent.place.container}" if spec.live else "none"
         place = await self._launch(
             name, "verifier", spec.limits, record.trusted, record.user, network
@@ -364,31 +323,36 @@ class DockerBackend:
             await self._starter.discard(container)
 
     async def drop(self, layer: str) -> bool:
+        if not self._layers.has(layer):
+            return await self._images.drop(layer)
         used = {found.record.layer for found in self._boxes.values()}
         return await self._layers.drop(layer, used)
 
     # --- a former service's boxes --------------------------------------------------------------
 
-    async def note(self, box: str, data: bytes) -> None:
-        found = self._known(box)
-        found.record.note = data
-        self._records.save(found.record)
+    async def note(self, box: str, data: bytes, shared: bytes = b"") -> None:
+        await self._records.note(self._known(box).record, data, shared)
 
     async def survivors(self) -> tuple[Survivor, ...]:
         return self._survivors
 
+    async def claim(self, layers: tuple[str, ...]) -> None:
+        del layers  # images that only survivors use go with them
+
     async def rejoin(self, box: str) -> Evidence:
         raise BoxFailure(f"no step of {box} runs: such boxes are not taken over")
 
-    def adopt(self, record: Record, groups: Groups, images: set[str]) -> None:
-        """Take over a box of a former service. images: of snapshots, to go with the last box."""
+    def adopt(self, found: Found, groups: Groups, images: set[str]) -> None:
+        """Take over a box of a former service. images: of snapshots
+        that nobody can start from any more, to go with the last box."""
+        record = found.record
         place = Place(
             self.engine, record.container, record.limits, groups, record.user, self.setup.quota
         )
         self._boxes[record.box] = _Box(place, record)
         self._orphans[record.box] = images
         told = Survivor(
-            record.box, record.limits, record.note, tuple(record.kept), None,
-            record.newest_turn, record.sealed,
+            record.box, record.limits, note=found.note, shared=found.shared, kept=found.kept,
+            newest_turn=record.newest_turn, sealed=record.sealed,
         )  # fmt: skip
         self._survivors = (*self._survivors, told)

@@ -1,8 +1,9 @@
 """A task's whole Dockerfile, built by the engine.
 
-Promise: nothing is fetched: an image that a FROM names is one that this host knows, by the bases
-of the configuration, and is written into the line by its id; commands run without a network. What
-does not build is InvalidInput with the engine's words about the line. A VOLUME is refused: its
+Promise: nothing is fetched: an image that a FROM or a COPY --from names is one that this host
+knows, by the bases of the configuration, and is written into the line by its id; an ADD of an
+address is refused; commands run without a network. What the author got wrong is InvalidInput with
+the engine's words about the line; trouble of the engine is EngineTrouble. A VOLUME is refused: its
 files would be neither in a snapshot nor before a verifier. Stages that the engine keeps as its
 build cache are its own to prune. Does not cover: naming (backend.py).
 """
@@ -22,6 +23,17 @@ from muster.types import Limits
 from services.sandbox.adapters.docker.engine import Engine, EngineTrouble, Labels, Told
 
 _FROM = re.compile(r"(\s*FROM\s+(?:--platform=\S+\s+)?)(\S+)(\s+AS\s+(\S+))?\s*\Z", re.IGNORECASE)
+_MAY_FETCH = re.compile(r"\s*(?:ONBUILD\s+)?(ADD|COPY)\s", re.IGNORECASE)
+_COPY_FROM = re.compile(r"(\s*(?:ONBUILD\s+)?COPY\s.*?--from=)(\S+)(.*)\Z", re.IGNORECASE)
+_FETCHED = re.compile(r"://|\bgit@|\$")
+# What the engine says of a line that its author has to mend; everything else is its own trouble.
+_AUTHORS = re.compile(
+    r"returned a non-zero code|parse error|unknown (instruction|flag)|requires (at least|exactly)"
+    r"|invalid (reference format|from flag)|failed to process|syntax error"
+    r"|(COPY|ADD) failed: (file not found|forbidden path|no source files|stat )"
+    r"|exec: .*(no such file|not found|permission denied)|unable to find user",
+    re.IGNORECASE,
+)
 _STEP = re.compile(r"Step \d+/\d+ : (?:RUN )?")
 _DOCKERFILE = "Dockerfile"
 _FIELD = "environment/Dockerfile"
@@ -52,7 +64,7 @@ async def build(
             raise _refusal(str(trouble)[:_SHOWN], "", "mend the line") from trouble
         raise
     if told.error:
-        raise _failed(told)
+        raise failure(told)
     return await _checked(engine, name)
 
 
@@ -70,8 +82,37 @@ def with_known_bases(text: str, resolve: Callable[[str], str]) -> str:
                 line = f"{found[1]}{resolve(image)}{found[3] or ''}"
             if found[4]:
                 stages.add(found[4].lower())
-        lines.append(line)
+        lines.append(_with_known_source(line, stages, resolve))
+    _check_fetches(text)
     return "\n".join(lines)
+
+
+def _with_known_source(line: str, stages: set[str], resolve: Callable[[str], str]) -> str:
+    """A COPY --from, which the engine would pull an image for."""
+    found = _COPY_FROM.match(line)
+    if not found or found[2].isdecimal() or found[2].lower() in stages:
+        return line
+    if "$" in found[2]:
+        raise _refusal("an image named by a variable", line.strip(), "name it outright")
+    return f"{found[1]}{resolve(found[2])}{found[3]}"
+
+
+def _check_fetches(text: str) -> None:
+    """The engine itself would fetch an address, past the network that commands lack."""
+    instruction = ""
+    for line in text.split("\n"):
+        first = not instruction
+        found = _MAY_FETCH.match(line) if first else None
+        instruction = instruction or (found[1].upper() if found else "RUN")
+        if instruction == "ADD" and _FETCHED.search(line):
+            raise _refusal(
+                "ADD of an address, or of what a variable names", line.strip(),
+                "put the file into environment/ and name it",
+            )  # fmt: skip
+        if instruction == "COPY" and not first and "--from" in line:
+            raise _refusal("COPY --from over two lines", line.strip(), "write it on one line")
+        if not line.rstrip().endswith(("\\", "`")):
+            instruction = ""
 
 
 def _params(name: str, labels: Labels, limits: Limits) -> dict[str, Any]:
@@ -96,9 +137,12 @@ async def _checked(engine: Engine, name: str) -> str:
     return str(image["Id"])
 
 
-def _failed(told: Told) -> InvalidInput:
+def failure(told: Told) -> InvalidInput | EngineTrouble:
+    """Of a build that ended with an error."""
     steps = [line for line in told.lines if line.startswith("Step ")]
     said = "".join(told.lines)[-_SHOWN:].strip()
+    if not _AUTHORS.search(told.error) or "no space left" in told.error:
+        return EngineTrouble(f"building a task's Dockerfile: {told.error[:_SHOWN]}")
     return _refusal(
         f"the task's Dockerfile does not build: {told.error}\n{said}",
         _STEP.sub("", steps[-1]).strip() if steps else "",

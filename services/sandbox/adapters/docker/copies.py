@@ -7,14 +7,14 @@ Does not cover: how many bytes a caller may ask for (the configuration's copy_by
 
 from __future__ import annotations
 
+import asyncio
 import io
 import posixpath
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
-from muster.errors import InvalidInput
+from services.sandbox.adapters.copyrules import refuse
 from services.sandbox.adapters.docker.engine import Engine, PathStat
 from services.sandbox.adapters.docker.steps import Place, disk
 from services.sandbox.adapters.native import parcel
@@ -38,16 +38,18 @@ async def copy_in(place: Place, folder: str, files: tuple[CopiedFile, ...]) -> N
             top = await way.folder(folder)
             for file in files:
                 await way.free(f"{top}/{file.path}", file)
-            await place.engine.put(place.container, "/", _packed(top, files))
+            await place.engine.put(
+                place.container, "/", await asyncio.to_thread(_packed, top, files)
+            )
     except Refused as refusal:
-        _refuse(refusal)
+        refuse(refusal.path, refusal.why)
 
 
 async def copy_out(place: Place, path: str, bytes_max: int) -> tuple[CopiedFile, ...]:
     """The file or folder at `path`; names begin with its last part. Raises InvalidInput."""
     try:
         async with _still(place):
-            whole = "/".join(("", *_parts(path)))
+            whole = "/".join(("", *parcel.parts(path)))
             if not whole:
                 raise Refused(path, "is the whole box: name a folder in it")
             await _Way(place).folder(posixpath.dirname(whole), make=False)
@@ -60,11 +62,11 @@ async def copy_out(place: Place, path: str, bytes_max: int) -> tuple[CopiedFile,
             if cut:
                 raise Refused(path, f"is more than {bytes_max} bytes")
             sink.seek(0)
-            files = _unpacked(sink, whole, bytes_max)
+            files = await asyncio.to_thread(_unpacked, sink, whole, bytes_max)
             await _check_sockets(place.engine, place.container, whole, files)
             return files
     except Refused as refusal:
-        _refuse(refusal)
+        refuse(refusal.path, refusal.why)
     except tarfile.TarError as error:
         raise BoxFailure(f"the engine's tar of {path} cannot be read: {error}") from error
 
@@ -93,7 +95,7 @@ class _Way:
     async def folder(self, path: str, *, make: bool = True) -> str:
         """The plain form of a path all of whose parts are folders, or absent if `make`."""
         at = ""
-        for part in _parts(path):
+        for part in parcel.parts(path):
             at += f"/{part}"
             found = await self._stat(at)
             if found is None and not make:
@@ -116,15 +118,6 @@ class _Way:
         if path not in self._seen:
             self._seen[path] = await self._place.engine.stat(self._place.container, path)
         return self._seen[path]
-
-
-def _parts(path: str) -> list[str]:
-    if not path.startswith("/") or "\0" in path or len(path) > parcel.PATH_MAX:
-        raise Refused(path, "is not an absolute path")
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise Refused(path, "has a '..' in it")
-    return parts
 
 
 def _packed(top: str, files: tuple[CopiedFile, ...]) -> bytes:
@@ -193,13 +186,3 @@ async def _check_sockets(
             found = await engine.stat(container, change.path)
             if found is not None:
                 raise Refused(change.path, "is a socket")
-
-
-def _refuse(refusal: Refused) -> NoReturn:
-    raise InvalidInput(
-        f"cannot be copied: it {refusal.why}",
-        field="path",
-        value=refusal.path,
-        way_out="copy plain files, folders and links that stay within the copied folder, "
-        "in smaller parts if it is too much",
-    )

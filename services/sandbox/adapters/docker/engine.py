@@ -192,7 +192,11 @@ class Engine:
         return found
 
     async def changes(self, container: str) -> list[Change]:
-        """What differs from its image, sorted by path."""
+        """What differs from its image, sorted by path.
+
+        An engine without "native overlay diff" does not see a file rewritten with as many bytes
+        within the second of its former time.
+        """
         path = f"containers/{container}/changes"
         found = await self._json("listing changed files", path, wait_s=_LONG_S)
         listed = [Change(str(entry["Path"]), int(entry["Kind"])) for entry in found or []]
@@ -241,6 +245,7 @@ class Engine:
 
     async def put(self, container: str, folder: str, archive: Any, wait_s: float = _LONG_S) -> None:
         """Unpack a tar (bytes or an open file) below `folder`."""
+        archive = io.BytesIO(archive) if isinstance(archive, bytes) else archive
         await self._done(
             "writing files", f"containers/{container}/archive", "PUT",
             params={"path": folder}, data=archive, wait_s=wait_s,
@@ -304,7 +309,7 @@ class Engine:
         lines: deque[str] = deque(maxlen=_LINES_KEPT)
         async with self._asked("building an image", timeout_s):
             response = await self._docker._do_query(
-                "build", "POST", params=params, data=context,
+                "build", "POST", params=params, data=io.BytesIO(context),
                 headers={"Content-Type": "application/x-tar"},
             )  # fmt: skip
             try:

@@ -59,6 +59,9 @@ class Layers:
         self._repo = f"muster-{instance}"
         self._layers: dict[str, Layer] = {}
 
+    def has(self, name: str) -> bool:
+        return name in self._layers
+
     def get(self, name: str) -> Layer:
         if name not in self._layers:
             raise BoxFailure(f"there is no snapshot {name}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,12 +22,13 @@ from muster import telemetry
 from muster.errors import HostUnfit, InvalidInput
 from muster.types import Limits
 from services.sandbox.adapters.docker import layers, placing
-from services.sandbox.adapters.docker.backend import DockerBackend, Setup
+from services.sandbox.adapters.docker.backend import DockerBackend
 from services.sandbox.adapters.docker.boots import BootRules
 from services.sandbox.adapters.docker.counters import Groups
 from services.sandbox.adapters.docker.engine import Engine, EngineTrouble
+from services.sandbox.adapters.docker.images import BUILT, Setup
 from services.sandbox.adapters.docker.records import Record, Records
-from services.sandbox.adapters.native import lock
+from services.sandbox.adapters.native import lock, survivors
 from services.sandbox.adapters.native.cgroups import CgroupTrouble
 from services.sandbox.bases import DOCKER, Bases, read
 from services.sandbox.box import BoxFailure
@@ -77,7 +77,7 @@ async def _client(url: str) -> AsyncIterator[Docker]:
 
 
 async def _opened(engine: Engine, config: SandboxConfig, runtime_dir: Path) -> DockerBackend:
-    instance = instance_of(runtime_dir)
+    instance = await asyncio.to_thread(instance_of, runtime_dir)
     try:
         info = await engine.info()
         names = await _images(engine, config.bases)
@@ -93,10 +93,8 @@ async def _opened(engine: Engine, config: SandboxConfig, runtime_dir: Path) -> D
         instance, scratch, bases, _host_image(bases),
         Limits(memory_bytes=config.memory_bytes_max, cpus=config.cpus_max),
         boots=BootRules(at_once=config.starting_max),
-        answers_kept=config.answers_kept,
-        built_max=2 * config.snapshots_max,
     )  # fmt: skip
-    records = Records(runtime_dir / "boxes")
+    records = Records(runtime_dir / "boxes", config.answers_kept)
     try:
         setup = await _probed(engine, records, setup, info)
         backend = DockerBackend(engine, records, setup)
@@ -110,9 +108,8 @@ async def _opened(engine: Engine, config: SandboxConfig, runtime_dir: Path) -> D
 
 
 def instance_of(runtime_dir: Path) -> str:
-    """Names an instance in the engine's labels: same machine and folder, same name."""
-    told = f"{socket.gethostname()}:{runtime_dir.absolute()}"
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    """Names an instance in the engine's labels: by the host's name, which its folder keeps."""
+    return hashlib.sha256(survivors.host_id(runtime_dir).encode()).hexdigest()[:12]
 
 
 async def _images(engine: Engine, settings: Mapping[str, str]) -> dict[str, str]:
@@ -181,19 +178,20 @@ async def _tried(engine: Engine, records: Records, setup: Setup) -> Setup:
 async def _take_over(engine: Engine, records: Records, backend: DockerBackend) -> None:
     """Adopt the boxes of a former service that can be used on; remove the rest of it."""
     label = f"{placing.INSTANCE}={backend.setup.instance}"
-    known = records.load()
-    ours = {str(image["Id"]) for image in await engine.images(label)}
+    known = await asyncio.to_thread(records.load)
+    snapshots = {str(image["Id"]) for image in await engine.images(label) if not _is_built(image)}
     images: dict[str, set[str]] = {}
     swept = 0
     for container in await engine.containers(label):
-        record = known.get(container["Id"])
-        if record is not None and _usable(record, container):
-            groups = await asyncio.to_thread(Groups, record.container)
-            used = {str(container["ImageID"]), record.trusted}
-            backend.adopt(record, groups, used & ours)
-            images[record.container] = used
+        name = str(container["Id"])
+        found = known.get(name)
+        if found is not None and await _usable(engine, found.record, container):
+            groups = await asyncio.to_thread(Groups, name)
+            used = {str(container["ImageID"]), found.record.trusted}
+            backend.adopt(found, groups, used & snapshots)
+            images[name] = used
             continue
-        await engine.remove(container["Id"])
+        await engine.remove(name)
         swept += 1
     for gone in known.keys() - images.keys():
         records.forget(gone)
@@ -202,10 +200,23 @@ async def _take_over(engine: Engine, records: Records, backend: DockerBackend) -
         _log.info("%d boxes of a former service go on, %d leftovers removed", len(images), swept)
 
 
-def _usable(record: Record, container: dict[str, Any]) -> bool:
+def _is_built(image: dict[str, Any]) -> bool:
+    return any(f":{BUILT}" in tag for tag in image.get("RepoTags") or [])
+
+
+async def _usable(engine: Engine, record: Record, container: dict[str, Any]) -> bool:
     """A step that ran when its service died is lost, and what it did is not known."""
-    running = container["State"] == "running"
-    return record.running is None and bool(record.note) and running != record.sealed
+    state = container["State"]
+    if record.running is not None:
+        return False
+    if state == "paused" and not record.sealed:  # a copy of its files was under way
+        try:
+            await engine.unpause(str(container["Id"]))
+        except EngineTrouble as trouble:
+            _log.warning("container %s stays paused: %s", container["Id"], trouble)
+            return False
+        return True
+    return bool((state == "running") != record.sealed)
 
 
 async def _close(engine: Engine, backend: DockerBackend) -> None:

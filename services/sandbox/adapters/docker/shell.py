@@ -13,24 +13,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from muster.types import Value
+from services.sandbox.adapters import shell_state
 
 BASH = "/bin/bash"
-STATE_FOLDER = "/run/muster"
-_STATE_MAX = 256 << 10
+STATE_FOLDER = shell_state.FOLDER
 _CONTROL_MAX = 1 << 20  # of the control channel; the rest is dropped
-# Variables that would act on the shell itself at its next start, and the shell's own.
-_NOT_CARRIED = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "PS4", "SHLVL", "_", "OLDPWD"}
 
 OWN = 2  # processes of a box in which nothing of the agent's lives: PID 1 and its sleep
 DONE = b"done"
 # PID 1. While it waits for a child, bash reaps what is orphaned too (it does not while it reads);
 # as PID 1 of its namespace it takes no signal from within, and a sleep that is killed begins anew.
 _INIT = "trap '' TERM INT HUP QUIT; while [ $SECONDS -lt {life} ]; do sleep {life} & wait; done"
-
-# As in the native box: $1 is the command; the state is written by name at the end, so that no
-# child inherits a descriptor for it; one line, so that the command's lines count from 1.
-_SAVE = f"{{ builtin printf '%s\\0' \"$PWD\"; /usr/bin/env -0; }} >{STATE_FOLDER}/state"
-_STEP = f'__save() {{ {{ {_SAVE}; }} 2>/dev/null; }}; trap __save EXIT; builtin eval -- "$1"'
 
 # Processes as `pid:start`, so that a number used again is not taken for its former owner.
 _LIST = """
@@ -104,7 +97,7 @@ def init(life_s: int) -> list[str]:
 
 def step(command: str, token: str, session: Session) -> list[str]:
     """The call of one step."""
-    return _around(token, session, ["-c", _STEP, "bash", command])
+    return _around(token, session, ["-c", shell_state.WRAPPER, "bash", command])
 
 
 def script(path: str, token: str, session: Session) -> list[str]:
@@ -196,12 +189,12 @@ class Control:
         if not self.ended:
             return None
         data = bytes(self._data).split(b"\n", 2)[2][: -len(self.token) - 2]
-        if len(data) > _STATE_MAX or not data.endswith(b"\0"):
+        if len(data) > shell_state.STATE_MAX or not data.endswith(b"\0"):
             return None
         # The engine takes text only: bytes that are none do not come back as they were.
         cwd, *pairs = data[:-1].decode("utf-8", "replace").split("\0")
         env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        carried = {k: v for k, v in env.items() if k and k not in _NOT_CARRIED}
+        carried = {k: v for k, v in env.items() if k and k not in shell_state.NOT_CARRIED}
         # No variable at all: `env` itself did not start, for one that is over 128 KiB.
         folder = cwd if cwd.startswith("/") else before.cwd
         return Session(folder, carried or before.env)

@@ -147,11 +147,13 @@ async def _follow(step: _Step) -> None:
             step.timed_out = True
             return
         if now >= step.next_look and not step.place.quota:
-            if await disk(step.place) > step.place.limits.disk_bytes:
+            if await _is_over(step.place):
                 step.disk_full = True
                 return
             step.next_look = monotonic() + _WATCH_S
         await _read(step, min(step.deadline, step.next_look) - now)
+    # Quicker than the looks, and over its limit all the same.
+    step.disk_full = not step.place.quota and await _is_over(step.place)
 
 
 async def _read(step: _Step, wait_s: float) -> None:
@@ -230,6 +232,10 @@ async def disk(place: Place) -> int:
     return int(found.get("SizeRw") or 0) - place.disk_at_start
 
 
+async def _is_over(place: Place) -> bool:
+    return await disk(place) > place.limits.disk_bytes
+
+
 async def _exit(step: _Step, process: str) -> tuple[int, int]:
     """Exit code and signal of the shell."""
     told = step.control.exit()
@@ -255,7 +261,7 @@ async def _exit_code(engine: Engine, process: str) -> int:
 async def _told(step: _Step, code: int, number: int, before: Counts, wall: float) -> Evidence:
     place = step.place
     counted = place.groups.read().since(before)
-    room = place.limits.disk_bytes - (_SLACK if place.quota else 0)
+    full = place.quota and await disk(place) >= place.limits.disk_bytes - _SLACK
     # Else processes that earlier steps left running could starve this one, and it would seem
     # to have been the host.
     alone = 0 <= before.processes <= shell.OWN
@@ -266,7 +272,7 @@ async def _told(step: _Step, code: int, number: int, before: Counts, wall: float
         timed_out=step.timed_out,
         oom_kills=counted.oom_kills,
         pids_refused=counted.pids_refused,
-        disk_full=step.disk_full or await disk(place) >= room,
+        disk_full=step.disk_full or full,
         wall_s=wall,
         cpu_s=counted.cpu_s,
         head=step.spool.head,

@@ -3,7 +3,9 @@
 Promise: nothing of the agent's is taken from, or written to, a folder that decides what code runs,
 nor the tests nor the verdict: neither by name nor through a link, for every changed folder on the
 way to a file travels as a folder, before the file, and replaces a link that the image has there.
-Devices are left out. Does not cover: reading and writing containers (verifier.py).
+Devices are left out, and what of `/` would steer a test runner. Links of the agent's that lead to
+the verifier's own (native/links.py) are told, for the verifier to cut. Does not cover: reading and
+writing containers (verifier.py).
 """
 
 from __future__ import annotations
@@ -12,12 +14,20 @@ import tarfile
 from typing import IO
 
 from muster.types import Value
+from services.sandbox.adapters import steering
 from services.sandbox.adapters.docker.engine import Change
+from services.sandbox.adapters.native import links
 
 CHANGED, ADDED, GONE = 0, 1, 2
 _CODE = frozenset({
     "usr", "bin", "sbin", "etc", "dev", "proc", "sys", "run", "tests", "logs", "boot", ".dockerenv",
+    *steering.NAMES,
 })  # fmt: skip
+# Links in a running container's /dev, which the engine does not show.
+_DEVICES = {"/dev/core": "/proc/kcore", "/dev/fd": "/proc/self/fd"} | {
+    f"/dev/{name}": f"/proc/self/fd/{number}"
+    for number, name in enumerate(("stdin", "stdout", "stderr"))
+}
 _CARRIED = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
 _ONE_BY_ONE = 24  # paths; more than that, and whole top-level folders are read and sifted
 
@@ -90,12 +100,16 @@ def plan(carried: Carried) -> Plan:
     return Plan(sifted=tuple(sorted(tops)), gone=gone, wanted=wanted)
 
 
-def copy(source: IO[bytes], path: str, target: tarfile.TarFile, wanted: frozenset[str]) -> None:
-    """Add the members of the engine's tar of `path` to `target`, by their whole names.
+def copy(
+    source: IO[bytes], path: str, target: tarfile.TarFile, wanted: frozenset[str]
+) -> dict[str, str]:
+    """Add the members of the engine's tar of `path` to `target`, by their whole names; path →
+    target of the links among them.
 
     wanted: only these paths; empty for all. Raises tarfile.TarError for what is no tar.
     """
     parent = path.rpartition("/")[0]
+    found: dict[str, str] = {}
     with tarfile.open(fileobj=source, mode="r|") as archive:
         for member in archive:
             full = f"{parent}/{member.name}".rstrip("/")
@@ -103,7 +117,61 @@ def copy(source: IO[bytes], path: str, target: tarfile.TarFile, wanted: frozense
                 continue
             if member.isreg() or member.type in _CARRIED:
                 content = archive.extractfile(member) if member.isreg() else None
-                target.addfile(_renamed(member, full[1:], parent), content)
+                made = _renamed(member, full[1:], parent)
+                target.addfile(made, content)
+                if made.issym():
+                    found[full] = made.linkname
+                elif made.islnk() and f"/{made.linkname}" in found:
+                    found[full] = found[f"/{made.linkname}"]
+    return found
+
+
+class Untold(Exception):
+    """Whether there is a link at `path` is not known yet."""
+
+    def __init__(self, path: str):
+        self.path = path
+        super().__init__(path)
+
+
+class Links:
+    """The agent's links (path → target), and what is known of other paths on their way."""
+
+    def __init__(self, own: dict[str, str], there: frozenset[str]):
+        """there: what the agent's files are, beside links; all else is the trusted state's."""
+        self.own, self._there = own, there
+        self._other: dict[str, str | None] = dict(_DEVICES)
+        self._absent: set[str] = set()
+
+    def tell(self, path: str, link: str | None, *, absent: bool = False) -> None:
+        """What lies at a path of the trusted state; link: where it leads, if it is one."""
+        self._other[path] = link
+        if absent:
+            self._absent.add(path)
+
+    def is_snare(self, path: str) -> bool:
+        """Whether an own link leads to what is the verifier's. Raises Untold."""
+        return links.leads_there(path.rpartition("/")[0] or "/", self.own[path], self._read)
+
+    def _read(self, path: str) -> str:
+        if path in self.own:
+            return self.own[path]
+        if path not in self._other:
+            if path not in self._there and path != "/" and not self._is_below_absent(path):
+                raise Untold(path)
+            self._other[path] = None
+        link = self._other[path]
+        if link is None:
+            raise FileNotFoundError(path)
+        return link
+
+    def _is_below_absent(self, path: str) -> bool:
+        above = path.rpartition("/")[0]
+        while above:
+            if above in self._absent:
+                return True
+            above = above.rpartition("/")[0]
+        return False
 
 
 def _renamed(member: tarfile.TarInfo, name: str, parent: str) -> tarfile.TarInfo:

@@ -2,28 +2,34 @@
 
 Promise: the container is made from what the agent's box started from; the agent's files come in
 as transfer.py says, before any test is there; the verdict is read once the container has stopped,
-without following a link. Does not cover: what the files mean (verdict.py).
+without following a link; a link of the agent's to the tests, the verdict or /proc is not there.
+Does not cover: what the files mean (verdict.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import posixpath
 import tarfile
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from services.sandbox.adapters.docker import shell, steps, transfer
 from services.sandbox.adapters.docker.engine import Engine, EngineTrouble
 from services.sandbox.adapters.docker.shell import Session
 from services.sandbox.adapters.docker.steps import Place
-from services.sandbox.adapters.docker.transfer import Carried
+from services.sandbox.adapters.docker.transfer import Carried, Links, Plan
 from services.sandbox.adapters.native.verdictfile import VERDICT_BYTES_MAX, VERDICT_FILES
 from services.sandbox.box import BoxFailure, Evidence, Judgement, JudgeSpec, PutFile
 
 VERDICT_FOLDER = "/logs/verifier"
 _PREPARE_S = 60.0
+_CARRY_S = 300.0
+_READ_TIMES = 16  # of what the box may hold: many small files are read with the folders around them
+_LOOKS_MAX = 2000  # at paths of the trusted state that the agent's links lead by
 _ARGUMENTS = 500  # paths in one call
 _HEADERS = 4096  # bytes of a tar beside a small file's own
 
@@ -34,47 +40,89 @@ async def carry(agent: Place, below: Carried, verifier: Place, scratch: Path) ->
     below: what agents left in the snapshots that its box was started from. scratch: a folder for
     temporary files.
     """
-    engine = agent.engine
-    plan = transfer.plan(transfer.merged(below, await engine.changes(agent.container)))
+    carried = transfer.merged(below, await agent.engine.changes(agent.container))
+    plan = transfer.plan(carried)
     await clear(verifier, plan.gone)
-    bytes_max = 2 * agent.limits.disk_bytes + (64 << 20)
-    with tempfile.TemporaryFile(dir=scratch) as packed:
+    try:
+        async with asyncio.timeout(_CARRY_S):
+            with tempfile.TemporaryFile(dir=scratch) as packed:
+                found = await _Reader(agent, scratch).pack(plan, packed)
+                packed.seek(0)
+                await verifier.engine.put(verifier.container, "/", packed)
+            there = frozenset(change.path for change in carried.there)
+            await _remove(verifier, await _snares(verifier, Links(found, there)))
+    except TimeoutError as late:
+        raise BoxFailure(f"the files of the box took over {_CARRY_S:g} s to carry") from late
+
+
+class _Reader:
+    """Reads an agent's files, so many bytes in all; what is slow about it in threads."""
+
+    def __init__(self, agent: Place, scratch: Path):
+        self._agent, self._scratch = agent, scratch
+        self._left = _READ_TIMES * (2 * agent.limits.disk_bytes + (64 << 20))
+
+    async def pack(self, plan: Plan, packed: IO[bytes]) -> dict[str, str]:
+        """The files of a plan as one tar; path → target of the links among them."""
+        found: dict[str, str] = {}
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as target:
             for path in plan.folders:
-                await _add(agent, path, target, scratch, bytes_max, frozenset({path}))
+                found |= await self._add(path, target, frozenset({path}))
             for path in plan.trees:
-                await _add(agent, path, target, scratch, bytes_max, frozenset())
+                found |= await self._add(path, target, frozenset())
             for path in plan.sifted:
-                await _add(agent, path, target, scratch, 16 * bytes_max, plan.wanted)
-        packed.seek(0)
-        await engine.put(verifier.container, "/", packed)
+                found |= await self._add(path, target, plan.wanted)
+        return found
+
+    async def _add(
+        self, path: str, target: tarfile.TarFile, wanted: frozenset[str]
+    ) -> dict[str, str]:
+        agent = self._agent
+        with tempfile.TemporaryFile(dir=self._scratch) as part:
+            if not await agent.engine.archive(agent.container, path, self._left, part):
+                raise BoxFailure("the files of the box are more than can be read for a verdict")
+            self._left -= part.tell()
+            part.seek(0)
+            try:
+                return await asyncio.to_thread(transfer.copy, part, path, target, wanted)
+            except (tarfile.TarError, EOFError) as error:
+                raise EngineTrouble(
+                    f"the engine's tar of {path} cannot be read: {error}"
+                ) from error
 
 
-async def _add(
-    agent: Place,
-    path: str,
-    target: tarfile.TarFile,
-    scratch: Path,
-    bytes_max: int,
-    wanted: frozenset[str],
-) -> None:
-    with tempfile.TemporaryFile(dir=scratch) as part:
-        if not await agent.engine.archive(agent.container, path, bytes_max, part):
-            raise BoxFailure(f"{path} of the box is over {bytes_max} bytes")
-        part.seek(0)
-        try:
-            transfer.copy(part, path, target, wanted)
-        except (tarfile.TarError, EOFError) as error:
-            raise EngineTrouble(f"the engine's tar of {path} cannot be read: {error}") from error
+async def _snares(verifier: Place, links: Links) -> list[str]:
+    """Links of the agent's that lead to what is the verifier's own."""
+    found, looks = [], _LOOKS_MAX
+    for path in sorted(links.own):
+        while True:
+            try:
+                snare = links.is_snare(path)
+            except transfer.Untold as untold:
+                if not looks:  # no honest answer has as many links into its own base
+                    snare = True
+                else:
+                    looks -= 1
+                    lies = await verifier.engine.stat(verifier.container, untold.path)
+                    link = lies.link if lies and lies.kind == "link" else None
+                    links.tell(untold.path, link, absent=lies is None)
+                    continue
+            break
+        if snare:
+            found.append(path)
+    return found
 
 
 async def clear(verifier: Place, gone: tuple[str, ...] = ()) -> None:
     """What the agent removed; and no verdict or test of the image's own is there."""
     own = (VERDICT_FOLDER, "/tests")
     there = [p for p in own if await verifier.engine.stat(verifier.container, p) is not None]
-    todo = [*there, *gone]
-    for start in range(0, len(todo), _ARGUMENTS):
-        call = ["-c", 'rm -rf -- "$@"', "clear", *todo[start : start + _ARGUMENTS]]
+    await _remove(verifier, [*there, *gone])
+
+
+async def _remove(verifier: Place, paths: list[str]) -> None:
+    for start in range(0, len(paths), _ARGUMENTS):
+        call = ["-c", 'rm -rf -- "$@"', "clear", *paths[start : start + _ARGUMENTS]]
         await _prepare(verifier, call)
 
 

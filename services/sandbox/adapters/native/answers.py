@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.sandbox.adapters.native.pressure import UNTOLD
+from services.sandbox.adapters.native.steps import Session
 from services.sandbox.box import BoxFailure, Evidence
 
 
@@ -39,3 +40,21 @@ def evidence(answer: dict[str, Any], blob: bytes, output_bytes: int) -> Evidence
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BoxFailure(f"PID 1 of the box answered nonsense: {error}") from error
+
+
+def textual(session: bytes) -> tuple[str, dict[str, str]]:
+    """Folder and environment of a session that are text, which is what is kept and sent of it.
+
+    Variables that are none are left out; a folder that is none is `/`.
+    """
+    found = Session.unpacked(session)
+    cwd = found.cwd if found.cwd.startswith("/") and _is_text(found.cwd) else "/"
+    return cwd, {k: v for k, v in found.env.items() if _is_text(k) and _is_text(v)}
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -19,14 +19,15 @@ from typing import Any
 
 from muster import telemetry
 from muster.archive import TaskFile
-from muster.errors import HostUnfit
+from muster.errors import HostUnfit, InvalidInput
 from muster.types import Limits
 from services.sandbox.adapters.native import copies, survivors
-from services.sandbox.adapters.native.answers import evidence
+from services.sandbox.adapters.native.answers import evidence, textual
 from services.sandbox.adapters.native.channel import Channel
 from services.sandbox.adapters.native.client import KeeperProcess, Patience
 from services.sandbox.adapters.native.snapshots import EXISTS
 from services.sandbox.adapters.native.spawn import DEFENCES
+from services.sandbox.adapters.native.steps import Session
 from services.sandbox.box import (
     HOST,
     BoxFailure,
@@ -65,6 +66,7 @@ class NativeBackend:
         self._left_s: dict[str, float] = {}  # of the limit of a survivor's running step
         self._channels: dict[str, Channel] = {}
         self._limits: dict[str, Limits] = {}
+        self._prepared: set[str] = set()  # boxes whose folders were made before: by a set-up
         self._verifiers = 0
 
     @property
@@ -93,6 +95,8 @@ class NativeBackend:
             raise BoxFailure(f"there is no base {source.base}")
         request = {"op": "start", "base": source.base, "folder": folder, "layer": source.layer}
         await self._launch(request, box, limits)
+        if source.layer:
+            self._prepared.add(box)
 
     async def _launch(self, request: dict[str, Any], box: str, limits: Limits) -> None:
         if box in self._channels:
@@ -128,14 +132,15 @@ class NativeBackend:
         return True
 
     async def snapshot(self, box: str, layer: str, *, keep: bool) -> Snapshot:
-        session = await self._ask(box, {"op": "session?"})
+        _, session = await self._ask(box, {"op": "session?"})
+        cwd, env = textual(session)
         facts = await self._make_layer(
             layer, {"op": "snapshot", "box": box, "layer": layer, "keep": keep}
         )
         if not keep:
             await self.end(box)
         size, depth = int(facts["size"]), int(facts["depth"])
-        return Snapshot(size, depth, str(session["cwd"]), dict(session["env"]))
+        return Snapshot(size, depth, cwd, env)
 
     async def squash(self, layer: str, into: str) -> Snapshot:
         facts = await self._make_layer(
@@ -184,15 +189,29 @@ class NativeBackend:
         await self._ask(box, {"op": "put", "files": listed}, b"".join(f.data for f in files))
 
     async def set_session(self, box: str, cwd: str, env: dict[str, str]) -> None:
-        await self._ask(box, {"op": "session", "cwd": cwd, "env": env, "make_cwd": True})
+        """In a box over a snapshot `cwd` is not made: its steps begin in `/` if it is gone, as
+        those of the box that it was made of do."""
+        await self._enter(box, cwd, env, make_cwd=box not in self._prepared)
+
+    async def _enter(self, box: str, cwd: str, env: dict[str, str], *, make_cwd: bool) -> None:
+        blob = Session(cwd, env).packed()
+        await self._ask(box, {"op": "session", "make_cwd": make_cwd}, blob)
 
     async def _ask(
         self, box: str, request: dict[str, Any], blob: bytes = b"", wait_s: float = _START_WAIT_S
-    ) -> dict[str, Any]:
-        answer, _ = await self._channel(box).call(request, blob, wait_s=wait_s)
+    ) -> tuple[dict[str, Any], bytes]:
+        answer, blob = await self._channel(box).call(request, blob, wait_s=wait_s)
+        if "refused" in answer:
+            path, why = str(answer.get("path", ""))[:500], str(answer["refused"])[:500]
+            raise InvalidInput(
+                f"the set-up cannot be done in its box: {path or 'what it writes'} {why}",
+                field="environment/Dockerfile",
+                value=path,
+                way_out="mend the COPY or WORKDIR line that leads there, or the RUN before it",
+            )
         if "error" in answer:
             raise BoxFailure(str(answer["error"])[:2000])
-        return answer
+        return answer, blob
 
     def _channel(self, box: str) -> Channel:
         if box not in self._channels:
@@ -204,8 +223,10 @@ class NativeBackend:
         self._turns[box] = max(turn, self._turns.get(box, -1))
         return await self._run(box, what, timeout_s)
 
-    async def note(self, box: str, data: bytes) -> None:
-        await survivors.note(self._keeper, box, self._limits[box], data)
+    async def note(self, box: str, data: bytes, shared: bytes = b"") -> None:
+        if box not in self._limits:
+            raise BoxFailure(f"there is no box {box}")
+        await survivors.note(self._keeper, box, self._limits[box], data, shared)
 
     async def survivors(self) -> tuple[Survivor, ...]:
         found = await survivors.adopt(self._keeper)
@@ -215,11 +236,17 @@ class NativeBackend:
             self._turns[name], self._left_s[name] = each.survivor.newest_turn, each.left_s
         return tuple(each.survivor for each in found)
 
+    async def claim(self, layers: tuple[str, ...]) -> None:
+        await self._keeper.ask({"op": "claim", "box": "", "layers": list(layers)})
+
     async def rejoin(self, box: str) -> Evidence:
+        if box not in self._limits:
+            raise BoxFailure(f"there is no box {box}")
+        output_bytes = self._limits[box].output_bytes  # before the wait: the box may end meanwhile
         request = {"op": "rejoin", "turn": self._turns[box]}
         wait_s = self._left_s.get(box, 0.0) + _GRACE_S
         answer, blob = await self._channel(box).call(request, wait_s=wait_s)
-        return evidence(answer, blob, self._limits[box].output_bytes)
+        return evidence(answer, blob, output_bytes)
 
     async def _run(self, box: str, what: dict[str, Any], timeout_s: float) -> Evidence:
         channel, output_bytes = self._channel(box), self._limits[box].output_bytes
@@ -239,11 +266,12 @@ class NativeBackend:
         try:
             await self._ask(name, {"op": "cut_links"})
             await self.put(name, spec.files)
-            session = {"op": "session", "cwd": spec.cwd, "env": spec.env, "make_cwd": False}
-            await self._ask(name, session)
+            await self._enter(name, spec.cwd, spec.env, make_cwd=False)
             found = await self._run(name, {"script": spec.script}, spec.timeout_s)
             answer, blob = await self._keeper.ask_until_done({"op": "verdict", "box": name})
             return _judgement(found, answer["files"], blob)
+        except InvalidInput as refused:  # no set-up's: the verifier's own files
+            raise BoxFailure(str(refused)) from refused
         finally:
             await self._discard(name)
 
@@ -262,6 +290,7 @@ class NativeBackend:
             # Only now: a call in flight sees the end of its socket, not a closed one.
             channel = self._channels.pop(box, None)
             self._limits.pop(box, None)
+            self._prepared.discard(box)
             self._turns.pop(box, None)
             self._left_s.pop(box, None)
             if channel:

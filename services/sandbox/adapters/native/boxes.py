@@ -59,9 +59,10 @@ class Boxes:
         """Their service is gone: those that no box lies on go, and the others with their boxes."""
         self._snapshots.orphan(self._used())
 
-    def claim_snapshots(self) -> None:
-        """A successor has those that are left, under the same names."""
-        self._snapshots.claim()
+    def claim_snapshots(self, layers: list[str]) -> None:
+        """A successor goes on with these; the others go, now or with the last box on them."""
+        self._snapshots.claim(layers)
+        self._snapshots.tidy(self._used())
 
     def _used(self) -> frozenset[str]:
         return frozenset().union(*(box.below.chain.held for box in self._boxes.values()))

@@ -10,14 +10,13 @@ Does not cover: how a step runs (steps.py). Standard library only, one thread.
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import socket
 from collections import OrderedDict
 from typing import Any
 
-from services.sandbox.adapters.native import copying, links, wire
+from services.sandbox.adapters.native import copying, links, putting, wire
 from services.sandbox.adapters.native.confine import Rules
 from services.sandbox.adapters.native.line import Line
 from services.sandbox.adapters.native.steps import Answer, Doors, Session, Steps
@@ -35,6 +34,7 @@ class Init:
         self._door = doors.keeper
         self._door.setblocking(False)
         self._control: Line | None = Line(doors.control)
+        self._rules = rules
         self._steps = Steps(doors, rules)
         self._copies = copying.Copies(rules)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -108,7 +108,11 @@ class Init:
         return True
 
     def _tell(self, answer: dict[str, Any], blob: bytes = b"") -> None:
-        if self._control and not self._control.tell(answer, blob):
+        try:
+            well = self._control is None or self._control.tell(answer, blob)
+        except wire.ProtocolError as error:  # of what the agent left: not worth the box
+            return self._tell({"error": str(error)})
+        if not well:
             self._drop_control()
 
     def _serve_waiting(self) -> None:
@@ -134,11 +138,13 @@ class Init:
         if op == "run":
             return self._begin(request)
         if op == "put":
-            return copying.put(request, blob), b""
+            return putting.put(request, blob, self._rules), b""
         if op.startswith("copy_"):
             return self._copies.serve(request, blob)
-        if op in ("session", "session?"):
-            return self._of_session(request), b""
+        if op == "session?":
+            return {"ok": True}, self._steps.session.packed()
+        if op == "session":
+            return self._enter(request, blob), b""
         if op == "cut_links":
             return {"ok": True, "cut": links.cut()}, b""
         if op == "kept":
@@ -147,12 +153,10 @@ class Init:
             return self._rejoin(int(request["turn"]))
         return {"ok": True} if op == "alive" else {"error": "unknown request"}, b""
 
-    def _of_session(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["op"] == "session?":
-            return {"cwd": self._steps.session.cwd, "env": self._steps.session.env}
-        self._steps.session = Session(str(request["cwd"]), dict(request["env"]))
+    def _enter(self, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
+        self._steps.session = Session.unpacked(blob)
         if request["make_cwd"]:
-            os.makedirs(self._steps.session.cwd, exist_ok=True)
+            return putting.make_folder(self._steps.session.cwd, self._rules)
         return {"ok": True}
 
     def _begin(self, request: dict[str, Any]) -> Answer:

@@ -41,10 +41,14 @@ class Channel:
 
         A caller may be cancelled: its answer is then read and dropped by the next one.
         """
+        try:
+            frame = wire.encode(request, blob)
+        except wire.ProtocolError as error:
+            raise BoxFailure(f"{request.get('op')!r} failed: {error}; nothing was sent") from error
         await self._take_turn(wait_s)
         try:
             async with self._in_use(), asyncio.timeout(wait_s):
-                await self._send(wire.encode(request, blob), fd)
+                await self._send(frame, fd)
                 self._owed += 1
                 while True:
                     answer = await self._receive()

@@ -16,6 +16,7 @@ from services.sandbox.adapters.native import blame
 from services.sandbox.adapters.native import syscalls as sc
 
 BASH = "/usr/bin/bash"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _UNTOUCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 
 
@@ -65,7 +66,6 @@ def become(shell: Shell, rules: Rules) -> NoReturn:
         os.setpriority(os.PRIO_PROCESS, 0, 0)
         for source, target in ((shell.null, 0), (shell.out, 1), (shell.out, 2)):
             os.dup2(source, target)
-        env = shell.env | {"PWD": _enter(shell.folders)}
         sc.die_with_parent()
         if rules.no_new_privileges:
             sc.no_new_privileges()
@@ -73,6 +73,7 @@ def become(shell: Shell, rules: Rules) -> NoReturn:
             sc.install_filter(rules.filter)  # while there are rights for it in any case
         if rules.caps >= 0:
             sc.drop_capabilities(rules.caps)
+        env = shell.env | {"PWD": _enter(shell.folders)}  # with no more rights than its own
         if not rules.close_descriptors:
             os.set_inheritable(shell.group, True)
         what = blame.EXEC
@@ -85,9 +86,12 @@ def become(shell: Shell, rules: Rules) -> NoReturn:
 
 
 def _enter(folders: list[str]) -> str:
+    """The first of these that is there, else `/`. Their names are the agent's, and we still hold
+    descriptors that it must not have: what /proc makes of those is not followed."""
+    root = os.open("/", _FOLDER)
     for folder in folders:
         try:
-            os.chdir(folder)
+            os.fchdir(sc.open_in_root(root, folder, _FOLDER))
             return folder
         except OSError:
             continue  # the agent removed it

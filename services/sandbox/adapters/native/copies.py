@@ -12,10 +12,10 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from muster.errors import InvalidInput
+from services.sandbox.adapters.copyrules import refuse
 from services.sandbox.adapters.native import parcel
 from services.sandbox.adapters.native.channel import Channel
 from services.sandbox.adapters.native.copying import CHUNK, HELD_MAX
@@ -54,7 +54,7 @@ async def copy_out(channel: Channel, path: str, bytes_max: int) -> tuple[CopiedF
             for name, kind, mode, link, data in parcel.read(bytes(blob), bytes_max)
         )
     except parcel.Refused as refusal:
-        _refuse(refusal.path, refusal.why)
+        refuse(refusal.path, refusal.why)
     except ValueError as error:
         raise BoxFailure(f"PID 1 of the box answered nonsense: {error}") from error
 
@@ -79,7 +79,7 @@ def _packed(files: tuple[CopiedFile, ...]) -> bytes:
         for file in files:
             parcel.check(file.path, file.kind, file.link)
         if len(files) > parcel.ITEMS_MAX:
-            _refuse(files[0].path, f"is one of over {parcel.ITEMS_MAX} items")
+            refuse(files[0].path, f"is one of over {parcel.ITEMS_MAX} items")
         blob = b"".join(
             parcel.write(
                 (f.path, f.kind, f.mode & 0o777, f.link, f.data if f.kind == "file" else b"")
@@ -87,9 +87,9 @@ def _packed(files: tuple[CopiedFile, ...]) -> bytes:
             for f in files
         )
     except parcel.Refused as refusal:
-        _refuse(refusal.path, refusal.why)
+        refuse(refusal.path, refusal.why)
     if len(blob) > HELD_MAX:
-        _refuse(files[0].path, f"is part of a copy of over {HELD_MAX} bytes")
+        refuse(files[0].path, f"is part of a copy of over {HELD_MAX} bytes")
     return blob
 
 
@@ -98,17 +98,7 @@ async def _ask(
 ) -> tuple[dict[str, Any], bytes]:
     answer, data = await channel.call(request, blob, wait_s=_WAIT_S)
     if "refused" in answer:
-        _refuse(str(answer.get("path", ""))[:500], str(answer["refused"])[:500])
+        refuse(str(answer.get("path", ""))[:500], str(answer["refused"])[:500])
     if "error" in answer:
         raise BoxFailure(str(answer["error"])[:2000])
     return answer, data
-
-
-def _refuse(path: str, why: str) -> NoReturn:
-    raise InvalidInput(
-        f"cannot be copied: it {why}",
-        field="path",
-        value=path,
-        way_out="copy plain files, folders and links that stay within the copied folder, "
-        "in smaller parts if it is too much",
-    )

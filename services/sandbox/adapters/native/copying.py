@@ -1,10 +1,9 @@
 """Files into a box and out of it, on the side of its PID 1.
 
-Owns: the parcel of one copy at a time. Promise: a copy is done by a forked child with the agent's
+Owns: the parcel of one copy at a time. Promise: a copy is an errand (errand.py) with the agent's
 rights, inside the box: no link is followed and no mount crossed, from the root down, however the
 agent's processes change the tree meanwhile; so it reads and writes nothing that they could not,
-nor anything outside of the folder named. What it cannot carry is refused by name. The child is
-outside of the agent's cgroups, so that a full box can be copied out, and has a time limit.
+nor anything outside of the folder named. What it cannot carry is refused by name.
 Does not cover: one point in time: a file that is written meanwhile is copied as it is read.
 Standard library only.
 """
@@ -12,24 +11,17 @@ Standard library only.
 from __future__ import annotations
 
 import errno
-import json
 import os
-import select
-import signal
 import stat
-import time
-from collections.abc import Callable
 from typing import Any
 
-from services.sandbox.adapters.native import parcel
+from services.sandbox.adapters.native import errand, parcel
 from services.sandbox.adapters.native import syscalls as sc
 from services.sandbox.adapters.native.confine import Rules
 from services.sandbox.adapters.native.parcel import Refused
 
 HELD_MAX = 48 << 20  # bytes of one parcel
 CHUNK = 2 << 20  # of a parcel in one frame
-_TIME_S = 10.0
-_MESSAGE = 1 << 14
 _CLOSED = sc.RESOLVE_NO_XDEV | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_BENEATH
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -39,19 +31,6 @@ _OTHERS = {
 }  # fmt: skip
 # EINVAL: what was a link when it was looked at is none any more.
 _CHANGED = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EINVAL, errno.ESTALE, errno.EAGAIN}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-def put(request: dict[str, Any], blob: bytes) -> dict[str, Any]:
-    """Write the files that `request` lists as [path, mode, size] and whose bytes `blob` is."""
-    at = 0
-    for path, mode, size in request["files"]:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(blob[at : at + size])
-        os.chmod(path, mode)
-        at += size
-    return {"ok": True}
 
 
 class Copies:
@@ -73,11 +52,12 @@ class Copies:
             return self._give(int(request["at"]))
         folder = str(request["path"])
         if op == "copy_in":
-            answer = self._work(lambda: _write_all(folder, _content(self._held)))
+            held = self._held
+            answer = errand.run(lambda: _write_all(folder, _content(held)), self._rules, held)
             self._end()
             return answer, b""
         bytes_max, held = int(request["bytes_max"]), self._held
-        answer = self._work(lambda: _Reader(held, bytes_max).read(folder))
+        answer = errand.run(lambda: _Reader(held, bytes_max).read(folder), self._rules, held)
         if "ok" not in answer:
             self._end()
             return answer, b""
@@ -105,79 +85,6 @@ class Copies:
             self._end()
         return {"ok": True}, data
 
-    def _work(self, work: Callable[[], None]) -> dict[str, Any]:
-        """What a forked child with the agent's rights says of `work`."""
-        told, tell = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            _child(work, tell, self._rules)
-        os.close(tell)
-        try:
-            message = _heard(told, time.monotonic() + _TIME_S)
-        finally:
-            os.close(told)
-            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
-            os.waitpid(pid, 0)
-        if message is None:
-            return {"error": f"a copy was not done in {_TIME_S:g} s"}
-        try:
-            found = json.loads(message)
-        except ValueError:
-            return {"error": "a copy was ended by a process of the box"}
-        return found if isinstance(found, dict) else {"error": "a copy said nonsense"}
-
-
-def _heard(told: int, deadline: float) -> bytes | None:
-    """All that the child says; None when it is late."""
-    message = b""
-    poll = select.poll()
-    poll.register(told, select.POLLIN)
-    while len(message) < _MESSAGE:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            return None
-        part = os.read(told, _MESSAGE)
-        if not part:
-            break
-        message += part
-    return message
-
-
-def _child(work: Callable[[], None], tell: int, rules: Rules) -> None:
-    answer: dict[str, Any] = {}
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.umask(0o022)
-        sc.die_with_parent()
-        sc.no_new_privileges()
-        if rules.filter is not None:
-            sc.install_filter(rules.filter)
-        if rules.caps >= 0:
-            sc.drop_capabilities(rules.caps)
-        work()
-        answer = {"ok": True}
-    except Refused as refusal:
-        answer = {"refused": refusal.why, "path": refusal.path[:500]}
-    except OSError as error:
-        answer = {"error": error.strerror or str(error)}
-        if error.errno in _FULL:
-            answer = {"refused": "does not fit into the box's disk limit"}
-    except BaseException as error:  # noqa: BLE001 - a forked child must never return
-        answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-    finally:
-        os.write(tell, json.dumps(answer).encode())
-        os._exit(0)
-
-
-def _parts(path: str) -> list[str]:
-    if not path.startswith("/") or "\0" in path or len(path) > parcel.PATH_MAX:
-        raise Refused(path, "is not an absolute path")
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise Refused(path, "has a '..' in it")
-    return parts
-
 
 def _enter(folder: int, part: str, path: str, flags: int = _FOLDER) -> int:
     """Open one name below `folder`, following nothing; `path` is told when that is not possible."""
@@ -199,7 +106,7 @@ def _enter(folder: int, part: str, path: str, flags: int = _FOLDER) -> int:
 def _write_all(folder: str, blob: bytes) -> None:
     """Open a parcel below `folder`, which is made if absent."""
     top = os.open("/", _FOLDER | os.O_CLOEXEC)
-    for part in _parts(folder):
+    for part in parcel.parts(folder):
         top = _made(top, part, folder)
     for path, kind, mode, link, data in parcel.read(blob, HELD_MAX):
         *parents, name = path.split("/")
@@ -260,7 +167,7 @@ class _Reader:
 
     def read(self, path: str) -> None:
         """The file or folder at `path`; names in the parcel begin with its last part."""
-        parts = _parts(path)
+        parts = parcel.parts(path)
         if not parts:
             raise Refused(path, "is the whole box: name a folder in it")
         parent = os.open("/", _FOLDER | os.O_CLOEXEC)

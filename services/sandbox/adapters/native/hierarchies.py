@@ -105,14 +105,22 @@ def _places(mountinfo: str, paths: dict[str, str]) -> dict[str, Place]:
     return places
 
 
-def discover() -> Hierarchies:
+def discover(mounts: str = "/proc/self/mountinfo") -> Hierarchies:
     """find() on this host."""
-    mountinfo = _text("/proc/self/mountinfo")
-    controllers = ""
-    for line in mountinfo.splitlines():
-        if " - cgroup2 " in line:
-            controllers = _text(os.path.join(line.split()[4], "cgroup.controllers"))
-    return find(mountinfo, _text("/proc/self/cgroup"), controllers)
+    try:
+        mountinfo = _text(mounts)
+        controllers = ""
+        for line in mountinfo.splitlines():
+            if " - cgroup2 " in line:
+                controllers = _text(os.path.join(line.split()[4], "cgroup.controllers"))
+        own = _text("/proc/self/cgroup")
+    except OSError as error:  # hidden below another mount, or not readable
+        raise CgroupTrouble(
+            f"the cgroup hierarchy cannot be read: {error}",
+            "umount what hides it (findmnt /sys/fs/cgroup), or mount it again: "
+            "mount -t cgroup2 none /sys/fs/cgroup",
+        ) from error
+    return find(mountinfo, own, controllers)
 
 
 def _text(path: str) -> str:

@@ -101,7 +101,7 @@ async def _trial() -> Finding:
     return Finding(what, well, "report this with the output of uname -a and mount")
 
 
-def told(findings: list[Finding]) -> list[str]:
+def told(findings: list[Finding], backend: str = "native") -> list[str]:
     """For people: one line each, then the sum."""
     lines = [
         f"{'ok     ' if finding.well else 'MISSING'} {finding.what}"
@@ -109,4 +109,6 @@ def told(findings: list[Finding]) -> list[str]:
         for finding in findings
     ]
     well = all(finding.well for finding in findings)
-    return [*lines, "This host can isolate boxes." if well else "This host cannot isolate boxes."]
+    can = "can" if well else "cannot"
+    asked = "isolate boxes" if backend == "native" else f"run the {backend} backend"
+    return [*lines, f"This host {can} {asked}."]

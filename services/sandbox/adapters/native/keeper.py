@@ -155,6 +155,9 @@ class Keeper:
             return self._note_of(box, request, blob), b""
         if op == "survivors":
             return self._survivors(), b""
+        if op == "claim":
+            self._boxes.claim_snapshots([str(name) for name in request["layers"]])
+            return {"ok": True}, b""
         if op == "adopt":
             return self._adopt(box, fd)
         return self._boxes.handle(op, box, request, fd) or {"error": f"no such request: {op}"}, b""
@@ -162,7 +165,6 @@ class Keeper:
     def _survivors(self) -> dict[str, Any]:
         if self._leaving:
             return {"pending": True}
-        self._boxes.claim_snapshots()
         return {"boxes": self._noted()}
 
     def _noted(self) -> list[str]:
@@ -171,8 +173,9 @@ class Keeper:
     def _note_of(self, box: str, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
         if box not in self._boxes.names:
             return {"error": f"there is no box {box}"}
-        self._notes.keep(box, dict(request["limits"]), blob)
-        return {"ok": True}
+        size, limits = int(request["size"]), dict(request["limits"])
+        kept = self._notes.keep(box, limits, blob[:size], str(request["shared"]), blob[size:])
+        return {"ok": True} if kept else {"wanted": True}
 
     def _end(self, box: str) -> dict[str, Any]:
         if box not in self._boxes.names:
@@ -189,7 +192,8 @@ class Keeper:
             return {"pending": True}, b""
         living = not record.sealing and self._boxes.hand_over(box, fd)
         facts = {"limits": record.limits, "sealed": record.sealing, "newest": record.newest}
-        return facts | {"living": living}, record.data
+        facts |= {"living": living, "size": len(record.data)}
+        return facts, record.data + self._notes.shared(record)
 
 
 def _complain(problem: str) -> None:
@@ -199,6 +203,21 @@ def _complain(problem: str) -> None:
         return  # nobody reads it any more
 
 
+def _run_read_only() -> None:
+    """Be the same program, started from a read-only mount that nobody else sees.
+
+    A box can have the kernel start the program of whoever starts its shell (`#!/proc/self/exe` in
+    a base of its own), and reach our file by that: it must not be able to set its mode.
+    """
+    program = os.path.realpath("/proc/self/exe")
+    if os.statvfs("/proc/self/exe").f_flag & os.ST_RDONLY:
+        return
+    sc.unshare(sc.CLONE_NEWNS)
+    sc.mount("", "/", "", sc.MS_REC | sc.MS_PRIVATE)
+    sc.bind(program, program, readonly=True)
+    os.execv(sys.executable, sys.orig_argv)
+
+
 def main(runtime_dir: str, instance: str, fd: int, orphan_s: float) -> None:
     """Entry point; `fd` is the socket to the service."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -206,6 +225,7 @@ def main(runtime_dir: str, instance: str, fd: int, orphan_s: float) -> None:
     sc.set_name("muster-keeper")
     reception = Reception(runtime_dir, socket.socket(fileno=fd), orphan_s)
     try:
+        _run_read_only()
         keeper = Keeper(runtime_dir, instance, reception)
         ready = keeper.open()
     except (OSError, CgroupTrouble) as error:

@@ -46,16 +46,16 @@ def prune(layer: str, base: str) -> None:
     while True:
         if waiting[-1]:
             name = waiting[-1].pop()
-            here = _step(here, name)
+            here = step(here, name)
             if found == depth and not _marked_opaque(here) and _has_folder(below, name, device):
-                below, found = _step(below, name), found + 1
+                below, found = step(below, name), found + 1
             depth += 1
             waiting.append(_folders(here, unlink_whiteouts=found != depth))
         elif depth:
             waiting.pop()
-            here = _step(here, "..")
+            here = step(here, "..")
             if found == depth:
-                below, found = _step(below, ".."), found - 1
+                below, found = step(below, ".."), found - 1
             depth -= 1
         else:
             os.close(here)
@@ -97,8 +97,8 @@ class _Apply:
             self._move("..")
 
     def _move(self, name: str) -> None:
-        self._source = _step(self._source, name)
-        self._target = _step(self._target, name)
+        self._source = step(self._source, name)
+        self._target = step(self._target, name)
 
     def _entries(self) -> list[str]:
         """Take over what is in this folder; its folders by name, made but empty or as they were."""
@@ -285,19 +285,19 @@ def _empty(here: int) -> None:
     while True:
         if waiting[-1]:
             path.append(waiting[-1].pop())
-            here = _step(here, path[-1])
+            here = step(here, path[-1])
             waiting.append(_unlink_files(here))
         elif path:
             waiting.pop()
-            here = _step(here, "..")
+            here = step(here, "..")
             os.rmdir(path.pop(), dir_fd=here)
         else:
             os.close(here)
             return
 
 
-def _step(folder: int, name: str) -> int:
-    """The folder `name` in `folder`, which is closed."""
+def step(folder: int, name: str) -> int:
+    """The folder `name` in `folder`, which is closed; no link is followed."""
     try:
         return os.open(name, _FOLDER, dir_fd=folder)
     finally:

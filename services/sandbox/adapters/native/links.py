@@ -12,6 +12,9 @@ links that the script's own programs make. Standard library only; runs in PID 1 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+
+from services.sandbox.adapters.native import layers
 
 OWN = ("/tests", "/logs", "/proc")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,7 +29,7 @@ def cut(root: str = "/") -> int:
     waiting = [folders]
     while True:
         if waiting[-1]:
-            here = _step(here, waiting[-1].pop())
+            here = layers.step(here, waiting[-1].pop())
             count, folders = _cut_in(here, device)
             found += count
             waiting.append(folders)
@@ -35,12 +38,15 @@ def cut(root: str = "/") -> int:
         if not waiting:
             os.close(here)
             return found
-        here = _step(here, "..")
+        here = layers.step(here, "..")
 
 
-def leads_there(folder: str, target: str) -> bool:
+def leads_there(folder: str, target: str, readlink: Callable[[str], str] = os.readlink) -> bool:
     """Whether a link in `folder` (an absolute path without links) to `target` passes OWN, or is
-    the root itself, by which everything has a second name."""
+    the root itself, by which everything has a second name.
+
+    readlink: where a link at that path leads; OSError for what is none.
+    """
     at, hops = folder, 0
     left = _parts(target)
     if target.startswith("/"):
@@ -50,7 +56,7 @@ def leads_there(folder: str, target: str) -> bool:
         if _is_own(at):
             return True
         try:
-            link = os.readlink(at)
+            link = readlink(at)
         except OSError:
             continue  # no link, or nothing there (yet)
         hops += 1
@@ -92,11 +98,3 @@ def _is_snare(here: int, name: str) -> bool:
         return leads_there(os.readlink(f"/proc/self/fd/{here}"), os.readlink(name, dir_fd=here))
     except OSError:
         return True  # deeper than a path can be: no test looks there by it
-
-
-def _step(folder: int, name: str) -> int:
-    """The folder `name` in `folder`, which is closed."""
-    try:
-        return os.open(name, _FOLDER, dir_fd=folder)
-    finally:
-        os.close(folder)

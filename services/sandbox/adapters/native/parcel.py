@@ -88,6 +88,16 @@ def check(path: str, kind: str, link: str = "") -> None:
         check_link(path, link, len(parts) - 1)
 
 
+def parts(path: str) -> list[str]:
+    """The names of an absolute path in a box; Refused for one that is not plain."""
+    if not path.startswith("/") or "\0" in path or len(path) > PATH_MAX:
+        raise Refused(path, "is not an absolute path")
+    found = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in found:
+        raise Refused(path, "has a '..' in it")
+    return found
+
+
 def check_link(path: str, link: str, depth: int) -> None:
     """Raises Refused for a link that leaves its folder; `depth`: folders between that and it.
 

@@ -16,6 +16,7 @@ import os
 import stat
 from dataclasses import dataclass
 
+from services.sandbox.adapters import steering
 from services.sandbox.adapters.native import syscalls as sc
 
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
@@ -47,11 +48,6 @@ _MADE = {"dev": 0o755, "proc": 0o555, "run": 0o755, STATE_DIR: 0o700}
 _TRUSTED = ("usr", "etc", *_CODE)
 _NEEDED = {"tmp": 0o1777, "root": 0o700}
 _EMPTIED = ("dev", "proc", "run", "sys", "tests", "logs")
-# Of `/`, the folder above /tests: pytest would take the agent's for the tests' own.
-_STEERING = (
-    "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "pyproject.toml",
-    "tox.ini", "setup.cfg", "setup.py",
-)  # fmt: skip
 _QUIET = {"nosuid": sc.MS_NOSUID, "nodev": sc.MS_NODEV}
 
 
@@ -161,7 +157,7 @@ def _prepare_verifier(upper: str, view: str, base: Base) -> None:
             os.symlink(os.readlink(own), path)
         else:
             os.mknod(path, stat.S_IFCHR, 0)  # a whiteout: the agent may have made one
-    for name in _STEERING:
+    for name in steering.NAMES:
         os.mknod(os.path.join(upper, name), stat.S_IFCHR, 0)
     for name in _EMPTIED:
         _make_opaque(os.path.join(upper, name))

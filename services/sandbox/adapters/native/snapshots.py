@@ -13,6 +13,7 @@ import errno
 import os
 import select
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from services.sandbox.adapters.native import layers
@@ -180,9 +181,9 @@ class Snapshots:
         self._orphans = set(self._kept)
         self.tidy(used)
 
-    def claim(self) -> None:
-        """A successor has what is left, under the same names."""
-        self._orphans.clear()
+    def claim(self, layers: Iterable[str]) -> None:
+        """A successor goes on with these, under the same names."""
+        self._orphans.difference_update(layers)
 
     def tidy(self, used: frozenset[str]) -> None:
         """Remove orphans that nothing lies on any more; `used`: what boxes hold."""

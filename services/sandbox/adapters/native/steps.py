@@ -21,21 +21,13 @@ from typing import Any
 from services.sandbox.adapters.native import blame, pressure
 from services.sandbox.adapters.native.confine import BASH, Rules, Shell, become
 from services.sandbox.adapters.native.spool import Spool
+from services.sandbox.adapters.shell_state import NOT_CARRIED, STATE_MAX, WRAPPER
 
 Answer = tuple[dict[str, Any], bytes]
 
-_STATE_MAX = 256 << 10
 _CHUNK = 1 << 18
 _KILL_WAIT_S = 5.0
 _LEAK_PAUSE_S = 0.01
-# Variables that would act on the shell itself at its next start, and the shell's own.
-_NOT_CARRIED = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "PS4", "SHLVL", "_", "OLDPWD"}
-
-# $1 is the command. The state is written by name at the end, so that no child inherits a
-# descriptor for it; a trap covers `exit` inside the command.
-# One line, so that the shell counts the lines of the command from 1.
-_SAVE = "{ builtin printf '%s\\0' \"$PWD\"; /usr/bin/env -0; } >/run/muster/state"
-_WRAPPER = f'__save() {{ {{ {_SAVE}; }} 2>/dev/null; }}; trap __save EXIT; builtin eval -- "$1"'
 
 
 @dataclass
@@ -78,6 +70,17 @@ class Session:
 
     cwd: str = "/"
     env: dict[str, str] = field(default_factory=dict)
+
+    def packed(self) -> bytes:
+        """As the state file has it, which may be more than fits into a frame's header."""
+        pairs = (f"{name}={value}" for name, value in self.env.items())
+        return os.fsencode("\0".join((self.cwd, *pairs)))
+
+    @staticmethod
+    def unpacked(data: bytes) -> Session:
+        """The reverse, for the state file as well: data, never code."""
+        cwd, *pairs = os.fsdecode(data).split("\0")
+        return Session(cwd, dict(pair.split("=", 1) for pair in pairs if "=" in pair))
 
 
 class Steps:
@@ -218,7 +221,7 @@ class Steps:
 
     def _shell(self, request: dict[str, Any], leaf: str, out: int, failed: int) -> Shell:
         script = request.get("script")
-        last = [script] if script else ["-c", _WRAPPER, "bash", request["command"]]
+        last = [script] if script else ["-c", WRAPPER, "bash", request["command"]]
         doors = self._doors
         return Shell(
             ["bash", "--noprofile", "--norc", *last], self.session.env, [self.session.cwd],
@@ -340,15 +343,14 @@ class Steps:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 return
-            data = os.read(handle, _STATE_MAX + 1)
+            data = os.read(handle, STATE_MAX + 1)
         finally:
             os.close(handle)
-        if len(data) > _STATE_MAX or not data.endswith(b"\0"):
+        if len(data) > STATE_MAX or not data.endswith(b"\0"):
             return
-        cwd, *pairs = os.fsdecode(data[:-1]).split("\0")
-        env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        left = Session.unpacked(data[:-1])
         self.session = Session(
-            cwd if cwd.startswith("/") else self.session.cwd,
+            left.cwd if left.cwd.startswith("/") else self.session.cwd,
             # Nothing at all: `env` itself did not start, for a variable over 128 KiB.
-            {k: v for k, v in env.items() if k and k not in _NOT_CARRIED} or self.session.env,
+            {k: v for k, v in left.env.items() if k and k not in NOT_CARRIED} or self.session.env,
         )

@@ -8,6 +8,7 @@ they live without a service (keeper.py).
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import socket
@@ -42,40 +43,53 @@ class Adopted:
     left_s: float = 0.0
 
 
-async def note(keeper: KeeperProcess, box: str, limits: Limits, data: bytes) -> None:
-    """Keep a note with the keeper; raises BoxFailure when it takes no more."""
-    facts = msgspec.to_builtins(limits)
-    await keeper.ask({"op": "note", "box": box, "limits": facts}, data)
+async def note(
+    keeper: KeeperProcess, box: str, limits: Limits, data: bytes, shared: bytes = b""
+) -> None:
+    """Keep a note with the keeper; raises BoxFailure when it takes no more.
+
+    What it shares with others is sent when the keeper does not have it from one of them.
+    """
+    facts: dict[str, Any] = msgspec.to_builtins(limits)
+    digest = hashlib.sha256(shared).hexdigest() if shared else ""
+    request = {"op": "note", "box": box, "limits": facts, "shared": digest, "size": len(data)}
+    answer, _ = await keeper.ask(request, data)
+    if answer.get("wanted"):
+        await keeper.ask(request, data + shared)
 
 
 async def adopt(keeper: KeeperProcess) -> list[Adopted]:
     """All boxes of a former service that have a note; the others have ended by then."""
     answer, _ = await keeper.ask_until_done({"op": "survivors", "box": ""})
-    found = []
+    found: list[Adopted] = []
+    shared: dict[bytes, bytes] = {}  # so that what is alike is held once here as well
     for name in answer["boxes"]:
         try:
-            found.append(await _adopt(keeper, str(name)))
+            found.append(await _adopt(keeper, str(name), shared))
         except BoxFailure as failure:
             _log.warning("box %s of the former service is lost: %s", name, failure)
             await _end(keeper, str(name))
     return found
 
 
-async def _adopt(keeper: KeeperProcess, box: str) -> Adopted:
+async def _adopt(keeper: KeeperProcess, box: str, known: dict[bytes, bytes]) -> Adopted:
     own, theirs = socket.socketpair()
     channel = Channel(own)
     try:
         request = {"op": "adopt", "box": box}
         facts, data = await keeper.ask_until_done(request, fd=theirs.fileno())
         limits = msgspec.convert(facts["limits"], Limits)
+        size = int(facts["size"])
+        data, shared = data[:size], known.setdefault(data[size:], data[size:])
         if facts["sealed"]:
             channel.close()
-            survivor = Survivor(box, limits, data, newest_turn=int(facts["newest"]), sealed=True)
+            newest = int(facts["newest"])
+            survivor = Survivor(box, limits, data, newest_turn=newest, sealed=True, shared=shared)
             return Adopted(survivor, channel)
         if not facts["living"]:
             raise BoxFailure("its PID 1 is gone")
         theirs.close()
-        survivor, left_s = await _told(channel, box, limits, data)
+        survivor, left_s = await _told(channel, Survivor(box, limits, data, shared=shared))
         return Adopted(survivor, channel, left_s)
     except BaseException:
         channel.close()
@@ -84,19 +98,25 @@ async def _adopt(keeper: KeeperProcess, box: str) -> Adopted:
         theirs.close()
 
 
-async def _told(channel: Channel, box: str, limits: Limits, data: bytes) -> tuple[Survivor, float]:
-    """What PID 1 says of its steps; and seconds to the limit of the one that runs."""
+async def _told(channel: Channel, box: Survivor) -> tuple[Survivor, float]:
+    """With what PID 1 says of its steps; and seconds to the limit of the one that runs."""
     first = await channel.receive(_TELL_WAIT_S)
+    if "error" in first:
+        raise BoxFailure(str(first["error"])[:2000])
     kept = []
     for turn in first["kept"]:
         answer, blob = await channel.call({"op": "kept", "turn": turn}, wait_s=_TELL_WAIT_S)
         if "error" in answer:
             continue  # the step that ran has ended meanwhile, and taken its place
-        step = evidence(answer, blob, limits.output_bytes)
+        step = evidence(answer, blob, box.limits.output_bytes)
         kept.append(KeptStep(int(turn), str(answer["command"]), step))
-    running = _running(first["running"])
-    survivor = Survivor(box, limits, data, tuple(kept), running, int(first["newest"]))
-    return survivor, max(0.0, float(first["left_s"]))
+    told = msgspec.structs.replace(
+        box,
+        kept=tuple(kept),
+        running=_running(first["running"]),
+        newest_turn=int(first["newest"]),
+    )
+    return told, max(0.0, float(first["left_s"]))
 
 
 def _running(told: Any) -> tuple[int, str] | None:

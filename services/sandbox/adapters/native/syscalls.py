@@ -158,16 +158,24 @@ def loopback_up() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))
 
 
-# Flags of openat2: no mount, no link of /proc, no link at all is crossed; nothing above the folder.
+# Flags of openat2: no mount, no link of /proc, no link at all is crossed; nothing above the folder;
+# the folder is the root of all that is followed.
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH = 1, 2, 4, 8
+RESOLVE_IN_ROOT = 16
 
 
-def open_beneath(folder: int, path: str, flags: int, resolve: int) -> int:
+def open_beneath(folder: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
     """openat2(2): a descriptor of `path` below `folder`, or OSError where `resolve` forbids it."""
-    how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
     number = ctypes.c_long(437)  # on every machine
     done = _libc.syscall(number, folder, os.fsencode(path), how, ctypes.c_size_t(len(how)))
     if done < 0:
         found = ctypes.get_errno()
         raise OSError(found, os.strerror(found), path)
     return int(done)
+
+
+def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """The same with links followed as a process whose root is `root` would, but for those that
+    /proc makes of descriptors, roots and working folders: ELOOP."""
+    return open_beneath(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS, mode)

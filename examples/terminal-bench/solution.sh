@@ -1,0 +1,1 @@
+python3 -c 'print(sum(map(int, open("/app/numbers.txt"))))' > /app/sum.txt

@@ -1,0 +1,1 @@
+wc -l < /app/numbers.txt > /app/sum.txt
