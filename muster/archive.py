@@ -103,7 +103,7 @@ def unpack(archive: bytes) -> dict[str, TaskFile]:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
             for info in tar:
                 files[info.name] = _member(tar, info, files)
-    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         told = str(error) or type(error).__name__
         raise _refusal(f"not a readable tar: {told}", "archive", _PACK) from error
     for path in files:

@@ -89,6 +89,16 @@ def capacity(name: str, figure: int, least: int, most: int) -> None:
         )
 
 
+def another_box(key: EpisodeKey) -> Refused:
+    """The error of an attempt that asks for a box of another task, or with other limits."""
+    return Refused(
+        "this attempt has a box of another task, or with other limits",
+        field="episode",
+        value=key.id,
+        way_out="go on in that box, or ask for a fresh one, which ends it",
+    )
+
+
 def in_use(key: EpisodeKey) -> Refused:
     """The error of a caller whose attempt has a box that ran steps."""
     return Refused(

@@ -15,6 +15,7 @@ from muster.types import Value
 _KEPT = 1024
 Timed = Literal["start", "step", "fork", "wait", "verify", "end", "set_up"]
 Cause = Literal[
+    "task",
     "set_up",
     "start",
     "snapshot",
@@ -39,7 +40,10 @@ class Quantiles(Value, frozen=True):
 
 
 class Counts:
-    """Counters of one host. `failures`: of the host's own parts, by cause."""
+    """Counters of one host.
+
+    failures: of the host's own parts, by cause; `task`: of calls for what cannot be had here.
+    """
 
     def __init__(self) -> None:
         self.acquired: Counter[str] = Counter()  # by source

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from muster import failpoints
 from muster.clock import monotonic
-from muster.errors import NotFound
+from muster.errors import MusterError, NotFound
 from muster.taskset import Task, TaskFile
 from muster.types import EpisodeKey, Limits
 from services.sandbox import checks, content, events, limits
@@ -152,16 +152,23 @@ class SandboxHost:
         """
         self._hear(key.run, key.owner_epoch, events.Spoke(key))
         deadline = monotonic() + wait_s
-        task, files = self._known.task(name, digest, archive)
-        task_limits = limits.of_task(task.memory_bytes, task.disk_bytes, task.cpus)
-        granted = limits.resolve(asked, task_limits, self._most, limits_cpu=self._limits_cpu)
-        setup = self._setup(task, files)
-        await self._clear(key, fresh)
+        try:
+            task, files = self._known.task(name, digest, archive)
+            task_limits = limits.of_task(task.memory_bytes, task.disk_bytes, task.cpus)
+            granted = limits.resolve(asked, task_limits, self._most, limits_cpu=self._limits_cpu)
+            setup = self._setup(task, files)
+        except MusterError:
+            self._orders.counts.failures["task"] += 1
+            raise
+        wanted = (task.digest, granted)
+        await self._clear(key, fresh, wanted)
         ask = self._orders.attempts.get(events.identity(key))
         if ask is None:
             ledger = Ledger(steps_max=self._config.steps_max, kept_max=self._config.answers_kept)
             ask = self._orders.expect(key, UsedBox(task, files, granted, setup, ledger))
             self._orders.enqueue(ask, deadline)
+        elif (ask.box.task.digest, ask.box.limits) != wanted:
+            raise checks.another_box(key)
         self._orders.feed(events.Spoke(key, ask.name))
         got = await self._granted(key, ask)
         await failpoints.at("sandbox.start.after")
@@ -215,12 +222,18 @@ class SandboxHost:
             if not ask.callers and not ask.answer.done():
                 self._orders.abandon(key, ask)
 
-    async def _clear(self, key: EpisodeKey, fresh: bool) -> None:
-        """Wait for the end of a box of this attempt that can be used no more."""
+    async def _clear(
+        self, key: EpisodeKey, fresh: bool, wanted: tuple[str, Limits] | None = None
+    ) -> None:
+        """Wait for the end of a box of this attempt that can be used no more.
+
+        wanted: digest of the task, and limits. An unused box of others is ended for a fresh one.
+        """
         attempt = events.identity(key)
         while (ask := self._orders.attempts.get(attempt)) and ask.box.acquired:
             gone = self._pool.refusal(key, ask.name) is not None
-            if not gone and not ask.box.touched:
+            other = wanted is not None and (ask.box.task.digest, ask.box.limits) != wanted
+            if not gone and not ask.box.touched and not (fresh and other):
                 return
             if not gone and not fresh:
                 raise checks.in_use(key)

@@ -16,6 +16,7 @@ Does not cover: what a box is (box.py), its steps (ledger.py), how many are want
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -364,18 +365,29 @@ class Pool:
         for name in spare[:surplus]:
             self._end(name, "it gives way", commands)
 
+    def _give_way(self, wanted: Collection[Kind], commands: list[Command]) -> None:
+        """End a warm box that nobody is expected to ask for: the next one takes its place."""
+        for name in self._boxes.spare:
+            box = self._boxes[name]
+            if box.state is BoxState.WARM and box.kind not in wanted:
+                self._end(name, "others are asked for", commands)
+                return
+
     def _warm_up(self, now: float, commands: list[Command]) -> None:
         """Start boxes for callers to come, leaving a start free for one that comes now."""
         if now < self._warm_again:
             return
+        wanted = self._demand.wanted(now)
         spare = [self._boxes[name].kind for name in self._boxes.spare]
         starting = self._boxes.count(BoxState.STARTING)
-        for kind, count in self._demand.wanted(now).items():
+        for kind, count in wanted.items():
             if kind.set_up and kind.content not in self._set_up:
                 continue
             for _ in range(count - spare.count(kind)):
-                free = starting < max(1, self.rules.starting_max - 1)
-                if not free or not self._boxes.room or len(spare) >= self.rules.warm_max:
+                if len(spare) >= self.rules.warm_max:
+                    self._give_way(wanted, commands)
+                    return
+                if starting >= max(1, self.rules.starting_max - 1) or not self._boxes.room:
                     return
                 spare.append(kind)
                 starting += 1

@@ -77,6 +77,17 @@ async def test_the_same_attempt_gets_the_same_unused_box(host: SandboxHost) -> N
         await acquire(host)
 
 
+async def test_an_attempt_with_a_box_gets_none_of_another_task_unless_it_is_fresh(
+    host: SandboxHost,
+) -> None:
+    """It would work in one task's folder, and be judged by the tests of the other."""
+    first = await acquire(host)
+    with pytest.raises(Refused, match="another task"):
+        await acquire(host, test="exit 0")
+    second = await acquire(host, test="exit 0", fresh=True)
+    assert second.box != first.box
+
+
 async def test_a_turn_runs_once_and_its_answer_is_kept(host: SandboxHost) -> None:
     box = (await acquire(host)).box
     first = await host.execute(KEY, box, 0, "echo more >> /job/log; cat /job/log", 10)
@@ -302,3 +313,9 @@ async def test_a_box_that_does_not_end_at_once_is_ended_again() -> None:
         backend.fail_ends = 2
         assert await host.release(KEY, box)
         assert backend.running == []
+
+
+async def test_what_cannot_be_had_here_is_counted_as_the_tasks(host: SandboxHost) -> None:
+    with pytest.raises(InvalidInput):
+        await acquire(host, toml="[environment]\nmemory_mb = 999999\n")
+    assert dict(host.status().counts.failures) == {"task": 1}

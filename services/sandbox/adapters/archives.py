@@ -42,7 +42,7 @@ def read(archive: bytes, bytes_max: int) -> tuple[CopiedFile, ...]:
                     most = f"copy at most {bytes_max} bytes in {ENTRIES_MAX} files"
                     raise _refusal("holds too much", entry.path, most)
                 found[entry.path] = entry
-    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise _refusal(f"is no readable tar: {error}", "", "send an uncompressed tar") from error
     return checked(found.values(), field="archive")
 

@@ -146,3 +146,9 @@ def test_no_link_that_is_taken_leaves_its_folder_by_way_of_others(links: dict[st
     except InvalidInput:
         return
     assert not any(leaves(path, link, links) for path, link in links.items())
+
+
+def test_headers_within_headers_are_refused_and_end_nothing() -> None:
+    long_name = tar(entry("x" * 150))[:1024]  # a header for a longer name, and the name
+    with pytest.raises(InvalidInput, match="readable tar"):
+        archives.read(long_name * 2000 + bytes(1024), 8 << 20)

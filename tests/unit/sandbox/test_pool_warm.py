@@ -308,3 +308,22 @@ def test_a_burst_of_many_kinds_makes_exactly_what_fits() -> None:
         most = max(most, len(pool.states))
     assert (made, most, pool.waiting) == (250, 250, 250)
     assert set(pool.states.values()) == {BoxState.READY}
+
+
+def test_a_warm_box_that_nobody_is_expected_to_ask_for_gives_way_to_one_that_is() -> None:
+    """Long before it has been idle for too long: the task that it was made for is over."""
+    pool, warm = warmed(replace(RULES, warm_max=1))
+    pool.handle(Known("other"), 30)
+    pool.handle(ask(2, OTHER), 30)
+    assert pool.handle(Started("box-3", 0.1), 30.1) == [EndBox(warm, "others are asked for")]
+    [started] = pool.handle(Ended(warm), 30.2)
+    assert isinstance(started, StartWarm)
+    assert started.kind == OTHER
+
+
+def test_a_warm_box_that_will_be_asked_for_gives_way_to_none() -> None:
+    pool, warm = warmed(replace(RULES, warm_max=1))
+    pool.handle(Known("other"), 1)
+    pool.handle(ask(2, OTHER), 1)
+    pool.handle(Started("box-3", 0.1), 1.1)
+    assert pool.states[warm] is BoxState.WARM

@@ -54,7 +54,7 @@ def unpack(
     try:
         with tarfile.open(tarball, "r:*") as archive:
             return _unpack(archive, root, bounds, stopped)
-    except (tarfile.TarError, EOFError, ValueError, LookupError) as error:
+    except (tarfile.TarError, EOFError, ValueError, LookupError, RecursionError) as error:
         raise BadTarball(f"cannot be read as a tarball: {error}") from error
     finally:
         os.close(root)
@@ -68,6 +68,8 @@ def _unpack(
         archive.members = []  # type: ignore[attr-defined]  # it would remember every entry
         if stopped():
             raise InterruptedError("stopped while a base was unpacked")
+        if member.size < 0 or ((member.issym() or member.islnk()) and not member.linkname):
+            raise BadTarball(f"an entry that makes no sense: {member.name[:200]!r}")
         done.files += 1
         done.size += member.size if member.isreg() else 0
         if done.files > bounds.files or done.size > bounds.size:
