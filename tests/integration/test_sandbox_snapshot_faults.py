@@ -168,6 +168,7 @@ async def test_of_a_killed_service_s_snapshots_a_successor_has_those_that_its_bo
     await service.wait()
     async with open_native(tmp_path / "run") as backend:
         assert [each.box for each in await backend.survivors()] == ["b"]
+        await backend.claim(("L-a",))
         assert sorted(mounts(backend.keeper_pid)) == ["b", "l/1"]  # L-b and its box have gone
         assert await told(backend, "b", "cat /app/below") == "below\n"
         with pytest.raises(BoxFailure, match="L-a exists"):
