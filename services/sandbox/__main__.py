@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from muster.lifecycle import Lifecycle
+    from services.sandbox.box import Backend
 
+_LEAVE_S = 1.0
 _STOP_S = 3.0  # from the request to stop to the end of the process, whatever runs in boxes
 
 
@@ -99,6 +101,20 @@ async def serve(life: Lifecycle) -> None:
                 await life.stopping.wait()
             finally:
                 host.stop()  # callers hear of it now, so that the server has nobody to wait for
+                await _leave(backend)
+
+
+async def _leave(backend: Backend) -> None:
+    """Even if what is left to do takes too long, and the process is ended: boxes must not wait for
+    a successor that nobody will start."""
+    import asyncio
+    import contextlib
+
+    from services.sandbox.box import BoxFailure
+
+    with contextlib.suppress(BoxFailure, TimeoutError):
+        async with asyncio.timeout(_LEAVE_S):
+            await backend.stopping()
 
 
 if __name__ == "__main__":

@@ -210,6 +210,9 @@ class Backend(Protocol):
         """Go on with these snapshots of a former service; the others go, those that boxes stand on
         with their boxes. To be said once, after `survivors`."""
 
+    async def stopping(self) -> None:
+        """The service was asked to stop: from now on no box outlives it, however it ends."""
+
     async def rejoin(self, box: str) -> Evidence:
         """The evidence of a survivor's running step, once it has ended."""
 

@@ -204,6 +204,9 @@ class _Calls:
     async def survivors(self) -> Any:
         return [_plain(found) for found in await self._backend.survivors()]
 
+    async def stopping(self) -> None:
+        await self._backend.stopping()
+
     async def claim(self, layers: list[str]) -> None:
         await self._backend.claim(tuple(layers))
 

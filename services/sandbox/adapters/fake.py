@@ -218,6 +218,9 @@ class FakeBackend:
             )
         return tuple(found)
 
+    async def stopping(self) -> None:
+        """Nothing outlives it in any case."""
+
     async def rejoin(self, box: str) -> Evidence:
         turn, command = self.begun.pop(box)
         return await self.run(box, command, 60.0, turn)

@@ -106,6 +106,9 @@ class ScriptedBackend:
     async def claim(self, layers: tuple[str, ...]) -> None:
         del layers
 
+    async def stopping(self) -> None:
+        """Nothing outlives it in any case."""
+
     async def rejoin(self, box: str) -> Evidence:
         raise BoxFailure(f"no step runs in {box}")
 

@@ -339,6 +339,9 @@ class DockerBackend:
     async def claim(self, layers: tuple[str, ...]) -> None:
         del layers  # images that only survivors use go with them
 
+    async def stopping(self) -> None:
+        """Containers that it cannot end any more, the next start sweeps."""
+
     async def rejoin(self, box: str) -> Evidence:
         raise BoxFailure(f"no step of {box} runs: such boxes are not taken over")
 

@@ -239,6 +239,9 @@ class NativeBackend:
     async def claim(self, layers: tuple[str, ...]) -> None:
         await self._keeper.ask({"op": "claim", "box": "", "layers": list(layers)})
 
+    async def stopping(self) -> None:
+        await self._keeper.ask({"op": "stopping", "box": ""})
+
     async def rejoin(self, box: str) -> Evidence:
         if box not in self._limits:
             raise BoxFailure(f"there is no box {box}")

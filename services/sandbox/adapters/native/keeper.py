@@ -155,6 +155,9 @@ class Keeper:
             return self._note_of(box, request, blob), b""
         if op == "survivors":
             return self._survivors(), b""
+        if op == "stopping":
+            self._reception.expect_no_successor()
+            return {"ok": True}, b""
         if op == "claim":
             self._boxes.claim_snapshots([str(name) for name in request["layers"]])
             return {"ok": True}, b""

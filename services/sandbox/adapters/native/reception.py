@@ -113,6 +113,10 @@ class Reception:
             return Event(What.EXPIRED)
         return Event(What.NOTHING)
 
+    def expect_no_successor(self) -> None:
+        """Until one is there all the same: what the present service has ends with it."""
+        self._orphan_s = 0.0
+
     def answer(self, answer: dict[str, Any], blob: bytes = b"") -> None:
         """To the present service; one that does not take it will be found gone."""
         if self._service is None:
