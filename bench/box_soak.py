@@ -47,7 +47,7 @@ _JUDGED_STEPS = 2000
 _READ_MIN = 3  # readings that a slope needs
 _FILES = {
     "instruction.md": "Count.",
-    "environment/Dockerfile": "FROM scratch\nWORKDIR /work\nRUN echo made > made\n",
+    "environment/Dockerfile": "FROM scratch\nWORKDIR /app\nRUN echo made > made\n",
     "tests/test.sh": 'test "$(wc -l < n)" = "$(cat want)" && echo 1 > /logs/verifier/reward.txt\n',
 }
 

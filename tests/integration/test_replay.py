@@ -36,7 +36,7 @@ from tests.integration.conftest import RedisServer
 ID = "job-1-00003.2.1"
 TEXTS = {
     "instruction.md": "Write 1 to answer.txt.",
-    "environment/Dockerfile": "FROM scratch\nWORKDIR /work\n",
+    "environment/Dockerfile": "FROM scratch\nWORKDIR /app\n",
     "tests/test.sh": "test -f answer.txt && cat answer.txt > /logs/verifier/reward.txt",
 }
 ARCHIVE = pack_files({path: TaskFile(0o644, text.encode()) for path, text in TEXTS.items()})

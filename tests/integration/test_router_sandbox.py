@@ -31,7 +31,7 @@ TURNS = 5
 TEXTS = {
     "instruction.md": "Count.",
     "task.toml": "[metadata]\nmuster_max_turns = 6\n",
-    "environment/Dockerfile": "FROM scratch\nWORKDIR /work\n",
+    "environment/Dockerfile": "FROM scratch\nWORKDIR /app\n",
     "tests/test.sh": "test -f log && echo 1 > /logs/verifier/reward.txt",
 }
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KEY = EpisodeKey("run", "g1", 0, 1, 5)
 TEXTS = {
     "instruction.md": "Write 1 to answer.txt.",
-    "environment/Dockerfile": "FROM scratch\nWORKDIR /work\n",
+    "environment/Dockerfile": "FROM scratch\nWORKDIR /app\n",
     "tests/test.sh": "test -f answer.txt && cat answer.txt > /logs/verifier/reward.txt",
 }
 
@@ -67,7 +67,7 @@ async def walk_through(stub: SandboxServiceAsyncStub, key: EpisodeKey) -> None:
     box = await stub.AcquireBox(
         sandbox_pb2.AcquireBoxRequest(episode=episode, task=task()), timeout=30
     )
-    assert box.workdir == "/work"
+    assert box.workdir == "/app"
     command = "echo 1 > answer.txt; cat answer.txt; exit 3"
     request = sandbox_pb2.ExecRequest(
         episode=episode, box=box.box, turn=0, command=command, timeout_s=20
@@ -98,13 +98,13 @@ async def test_a_fork_copies_status_and_capacity(stub: SandboxServiceAsyncStub) 
 
     archive = archives.write([CopiedFile("answer.txt", data=b"1\n")])
     copying = sandbox_pb2.CopyInRequest(
-        episode=episode, box=got.box, folder="/work", archive=archive
+        episode=episode, box=got.box, folder="/app", archive=archive
     )
     copied = await stub.CopyIn(copying, timeout=30)
     assert (copied.files, copied.bytes) == (1, 2)
     forking = sandbox_pb2.ForkBoxRequest(episode=episode, box=got.box, after_turn=-1, into=into)
     twin = (await stub.ForkBox(forking, timeout=30)).box
-    reading = sandbox_pb2.CopyOutRequest(episode=into, box=twin, path="/work/answer.txt")
+    reading = sandbox_pb2.CopyOutRequest(episode=into, box=twin, path="/app/answer.txt")
     out = archives.read((await stub.CopyOut(reading, timeout=30)).archive, 1 << 20)
     assert [(file.path, file.data) for file in out] == [("answer.txt", b"1\n")]
 
@@ -128,7 +128,7 @@ async def test_a_copy_that_would_leave_the_box_is_refused_on_the_wire(
     with tarfile.open(fileobj=sink, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../out"))
     request = sandbox_pb2.CopyInRequest(
-        episode=episode, box=box, folder="/work", archive=sink.getvalue()
+        episode=episode, box=box, folder="/app", archive=sink.getvalue()
     )
     with pytest.raises(InvalidInput) as caught, rpc.calling("copy-in"):
         await stub.CopyIn(request, timeout=30)

@@ -31,7 +31,7 @@ def set_(tmp_path: Path) -> Path:
         (folder / "instruction.md").write_text("Write {{n}}.\n")
         (folder / "task.toml").write_text(TOML.format(split=split))
         (folder / "tests" / "test.sh").write_text("echo {{n}} > /logs/verifier/reward.txt\n")
-        (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /work\n")
+        (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
         (folder / "solution" / "solve.sh").write_text("echo {{n}}\n")
         (folder / "solution" / "wrong.sh").write_text("echo 0\n")
     return tmp_path

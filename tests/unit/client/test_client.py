@@ -22,7 +22,7 @@ def task(tmp_path: Path) -> Path:
     (folder / "instruction.md").write_text("Write a word.\n")
     (folder / "task.toml").write_text("")
     (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
-    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /work\n")
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\n")
     return folder
 
 
