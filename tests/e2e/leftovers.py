@@ -53,7 +53,7 @@ class Muster:
         for line in self.lines():
             if found(line):
                 return line
-        raise SystemExit(f"muster ended with status {self.process.wait()} before that")
+        raise SystemExit(f"muster ended with status {self.ended()} before that")
 
     def interrupt(self) -> tuple[int, float]:
         """Ctrl-C: exit status, and seconds until it had ended."""
