@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers \
-  sim-faults kill-matrix mutants attacks power-cut soak bench freeze clean
+  sim-faults kill-matrix mutants planted attacks power-cut soak bench freeze clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,8 +48,9 @@ e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
 	$(BIN)/python tests/e2e/leftovers.py
 
 SEEDS ?= 300
-sim-faults: setup ## Seeded faults in the simulated world: SEEDS=300
-	$(BIN)/python -m sim --rough --seeds $(SEEDS)
+JOBS ?= 2
+sim-faults: setup ## Seeded faults in the simulated world, and what met what: SEEDS=300 JOBS=2
+	$(BIN)/python -m sim --rough --seeds $(SEEDS) --jobs $(JOBS)
 
 kill-matrix: setup ## A fault at every failpoint: simulated, then real processes with fakes (20 min)
 	$(BIN)/python -m sim --rough --seeds 200
@@ -57,6 +58,9 @@ kill-matrix: setup ## A fault at every failpoint: simulated, then real processes
 
 mutants: setup ## Planted bugs, each caught by a test or a fault seed (minutes)
 	$(BIN)/python -m tests.faults.mutants
+
+planted: setup ## Planted bugs that fault seeds alone must catch, within 200 each (minutes)
+	$(BIN)/python -m tests.faults.planted --seeds 200 --jobs $(JOBS)
 
 attacks: setup ## Every attack on a box, with its defence and without; what is UNPROVEN is told (needs root)
 	$(PYTEST) -m root tests/integration -k "attack or canar" -rs -s

@@ -66,6 +66,8 @@ class TelemetryConfig(Section):
     """DEBUG, INFO, WARNING or ERROR."""
     traces: bool = True
     """Write spans as JSON lines into the state folder."""
+    loop_lag_s: float = Field(60.0, gt=0, le=600)
+    """Seconds between two log lines that tell how late the event loop was."""
 
 
 class Config(Section):
@@ -81,6 +83,9 @@ class Config(Section):
     """Attempts that replace one lost to infrastructure; then the group's policy applies."""
     standbys: bool = False
     """`muster up` runs a second router and a second ready bank that take over at once."""
+    replicas: int = Field(1, ge=1, le=64)
+    """Inference replicas that `muster up` runs; where inference.threads is 0, they share the cores.
+    Each takes its own inference.kv_cache_gib."""
     redis: RedisConfig = RedisConfig()
     model: ModelConfig = ModelConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

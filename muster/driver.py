@@ -2,8 +2,9 @@
 
 Owns: the loop, the tasks, the journal. Promise: one event at a time reaches the machine; every
 command runs as a named task of one TaskGroup; what a command returns is fed back as an event; an
-exception that is not turned into an event is a bug and ends the service. The inbox is bounded.
-Does not cover: what commands do (each service's driver.py).
+exception that is not turned into an event is a bug and ends the service. The inbox is bounded, and
+between two of its events whatever else is ready has its turn. Does not cover: what commands do
+(each service's driver.py).
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class MachineDriver(Generic[E, C]):
             self._after()
             if handled is not None and not handled.done():
                 handled.set_result(None)
+            await asyncio.sleep(0)  # a full inbox never makes `get` wait
 
     async def _run(self, command: C) -> None:
         event = await self._execute(command)

@@ -80,6 +80,9 @@ class RunTotals(Value, frozen=True):
     trajectories: int
     outcomes: dict[str, int]
     filtered_reasons: dict[str, int]
+    tokens_prompt: int  # of all recorded turns' requests …
+    tokens_cached: int  # … those of them that the engine found in its prefix cache …
+    cached_token_share: float | None  # … and their share; None without any
     tokens_sampled: int
     repairs: int
     repair_causes: dict[str, int]
@@ -106,6 +109,8 @@ class EngineReport(Value, frozen=True):
     """One replica. Peak: its best rate over a second of this run, for want of a calibration."""
 
     replica: str
+    turns: int  # recorded turns that it sampled …
+    cached_token_share: float | None  # … and the share of their prompts that its cache had
     peak_tokens_per_s: float
     gpu_seconds_waiting_on_environments: float
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from muster import telemetry
 from muster.config import Config, load_config
 from muster.errors import MusterError
+from muster.lag import LoopLag
 
 
 class Lifecycle:
@@ -71,7 +72,11 @@ async def _supervised(main: ServiceMain, life: Lifecycle) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.stop, signal.Signals(number).name)
-    await main(life)
+    lag = LoopLag(loop, life.config.telemetry.loop_lag_s)
+    try:
+        await main(life)
+    finally:
+        lag.stop()
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

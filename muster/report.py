@@ -15,7 +15,7 @@ from statistics import fmean
 from muster.bias import bias
 from muster.bottleneck import PUBLICATION, SETTINGS, TRAINER, bottleneck
 from muster.engines import Engine, engines
-from muster.entries import Batch, Labelled, RunRecord
+from muster.entries import Batch, Labelled, RunRecord, Turn
 from muster.errors import NotFound
 from muster.figures import (
     BatchReport,
@@ -67,12 +67,21 @@ def report(record: RunRecord, only: int | None = None) -> RunReport:
         tuple(batches),
         _totals(index),
         bottleneck(batches),
-        tuple(
-            EngineReport(e.replica, e.peak_tokens_per_s, e.waiting_s(-math.inf, math.inf))
-            for e in ran
-        ),
+        tuple(_engine(e, record.turns) for e in ran),
         bias(index),
         tuple(remarks(index)),
+    )
+
+
+def _engine(engine: Engine, turns: Iterable[Turn]) -> EngineReport:
+    mine = [turn for turn in turns if turn.replica == engine.replica]
+    prompts = sum(turn.prompt_tokens for turn in mine)
+    return EngineReport(
+        engine.replica,
+        len(mine),
+        sum(turn.cached_tokens for turn in mine) / prompts if prompts else None,
+        engine.peak_tokens_per_s,
+        engine.waiting_s(-math.inf, math.inf),
     )
 
 
@@ -174,6 +183,8 @@ def _totals(index: RunIndex) -> RunTotals:
     complete = [batch.complete_unix_s for batch in record.batches]
     filtered = [fate for fate in record.fates if fate.fate is Fate.FILTERED]
     repaired = repairs(index)
+    prompts = sum(turn.prompt_tokens for turn in record.turns)
+    cached = sum(turn.cached_tokens for turn in record.turns)
     return RunTotals(
         jobs=len(index.jobs),
         groups=len(index.opened),
@@ -183,6 +194,9 @@ def _totals(index: RunIndex) -> RunTotals:
         trajectories=len(index.finished),
         outcomes=_outcomes(x for episode in index.labels if (x := index.label(episode))),
         filtered_reasons=dict(Counter(fate.reason for fate in filtered).most_common()),
+        tokens_prompt=prompts,
+        tokens_cached=cached,
+        cached_token_share=cached / prompts if prompts else None,
         tokens_sampled=sum(turn.sampled_tokens for turn in record.turns),
         repairs=repaired.attempts,
         repair_causes=repaired.attempts_by_cause,

@@ -47,6 +47,7 @@ def lines(report: RunReport) -> list[str]:
     t = report.totals
     found = [
         f"outcomes: {counted(t.outcomes)}",
+        f"tokens of prompts {t.tokens_prompt:,}, of these cached {share(t.cached_token_share)}",
         f"tokens sampled {t.tokens_sampled:,}; repairs {t.repairs}; replays {t.replays}; "
         f"versions published {t.versions_published}; jobs {t.jobs}",
     ]
@@ -66,7 +67,8 @@ def lines(report: RunReport) -> list[str]:
     if t.groups_retired:
         found.append(f"{t.groups_retired} retired groups are on the bank's disk, not shown here")
     found += [
-        f"replica {e.replica}: waited for environments "
+        f"replica {e.replica}: {e.turns} turns, cached {share(e.cached_token_share)} of their "
+        "prompts; waited for environments "
         f"{e.gpu_seconds_waiting_on_environments:.1f} GPU-seconds "
         f"(against its best {e.peak_tokens_per_s:.0f} tokens/s)"
         for e in report.engines
@@ -102,7 +104,12 @@ def named(shown: Sequence[BatchReport]) -> list[str]:
 def legend(shown: Sequence[BatchReport]) -> list[str]:
     """What a word of the table means, where it stands there."""
     cold = "cold: counted from the submission: the trainer had asked before it, or it is the first"
-    return [cold] if any(b.cold for b in shown) else []
+    hold = (
+        "hold: waited for a replica, for room in its KV cache, or for a new router; while it lasts "
+        "`muster explain` says for which"
+    )
+    found = [cold] if any(b.cold for b in shown) else []
+    return found + ([hold] if any(b.split["hold"] for b in shown) else [])
 
 
 def bottleneck_parts(report: RunReport) -> tuple[str, str]:

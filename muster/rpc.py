@@ -21,6 +21,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from muster import errors, telemetry
+from muster.traced_channel import TracedChannel
 
 MESSAGE_BYTES_MAX = 64 << 20
 _PORT_MAX = 65_535
@@ -164,8 +165,7 @@ async def channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
 
 def open_channel(address: str) -> grpc.aio.Channel:
     """Like channel(), for owners that close it themselves."""
-    tracing: list[Any] = [_TraceUnary(), _TraceStream()]
-    return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=tracing)
+    return TracedChannel(grpc.aio.insecure_channel(address, options=_OPTIONS))
 
 
 @contextmanager
@@ -329,21 +329,3 @@ def _cut(text: str, size: int) -> str:
     while len(json.dumps(text, ensure_ascii=False).encode()) > size - 5:
         text = text[: len(text) * 9 // 10]
     return text + "…"
-
-
-def _traced(details: Any) -> Any:
-    parent = telemetry.traceparent()
-    if parent:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), ("traceparent", parent))
-        return details._replace(metadata=metadata)
-    return details
-
-
-class _TraceUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(_traced(details), request)
-
-
-class _TraceStream(grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(_traced(details), request)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from opentelemetry import trace
-from opentelemetry.propagate import extract, inject
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -25,12 +26,15 @@ from opentelemetry.sdk.trace.export import (
     SpanExporter,
     SpanExportResult,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from muster.clean import masked, printable
 from muster.config import TelemetryConfig
 
 __all__ = ["configure", "flush", "logger", "printable", "span", "traceparent"]
 
+_encoder = msgspec.json.Encoder(enc_hook=str)  # a router ends some thousand spans a second
+_W3C = TraceContextTextMapPropagator()
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 
@@ -81,7 +85,7 @@ class _FileExporter(SpanExporter):
                 "end_ns": span.end_time,
                 "attributes": dict(span.attributes or {}),
             }
-            self._file.write(json.dumps(line, default=str) + "\n")
+            self._file.write(_encoder.encode(line).decode() + "\n")
         self._file.flush()
         return SpanExportResult.SUCCESS
 
@@ -115,27 +119,53 @@ def logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-@contextmanager
-def span(
-    name: str, *, parent: str = "", links: Sequence[str] = (), **attributes: Any
-) -> Iterator[trace.Span]:
-    """A span around a block.
+class span:
+    """A span around a block; what `with` gives is the span itself.
 
     parent: `traceparent` of the caller (gRPC); links: those of stream entries that led here
-    (a batch fans in, so its sources are links and not parents).
+    (a batch fans in, so its sources are links and not parents). A class and not a generator: every
+    command of a router runs in one.
     """
-    context = extract({"traceparent": parent}) if parent else None
-    found = [trace.get_current_span(extract({"traceparent": v})) for v in links if v]
-    linked = [trace.Link(s.get_span_context()) for s in found if s.get_span_context().is_valid]
-    tracer = trace.get_tracer("muster")
-    with tracer.start_as_current_span(
-        name, context=context, links=linked, attributes=attributes
-    ) as current:
-        yield current
+
+    __slots__ = ("_span", "_token")
+
+    def __init__(
+        self, name: str, *, parent: str = "", links: Sequence[str] = (), **attributes: Any
+    ):
+        context = _remote(parent) if parent else None
+        found = [trace.get_current_span(_remote(v)) for v in links if v]
+        linked = [trace.Link(s.get_span_context()) for s in found if s.get_span_context().is_valid]
+        tracer = _tracer(trace.get_tracer_provider())
+        self._span = tracer.start_span(name, context, links=linked, attributes=attributes)
+
+    def __enter__(self) -> trace.Span:
+        self._token = attach(trace.set_span_in_context(self._span))
+        return self._span
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: object
+    ) -> None:
+        detach(self._token)
+        if isinstance(error, Exception):
+            self._span.record_exception(error)
+            self._span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        self._span.end()
+
+
+@lru_cache(maxsize=4)
+def _tracer(provider: trace.TracerProvider) -> trace.Tracer:
+    return provider.get_tracer("muster")
+
+
+@lru_cache(maxsize=4096)
+def _remote(parent: str) -> Context:
+    """The context of a caller: one for all that it leads to."""
+    return _W3C.extract({"traceparent": parent}, Context())
 
 
 def traceparent() -> str:
     """The current span as a W3C `traceparent`, empty outside of one."""
-    carrier: dict[str, str] = {}
-    inject(carrier)
-    return carrier.get("traceparent", "")
+    found = trace.get_current_span().get_span_context()
+    if not found.is_valid:
+        return ""
+    return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"

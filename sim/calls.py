@@ -22,13 +22,15 @@ from services.router.adapters.reach import Line, cut, loss_at_verdict, loss_of
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import Conversation
 from services.sandbox.ledger import StepRecord
-from sim.engine import Replica, Sample
+from sim.asked import ReplicaCalls
+from sim.engine import Replica, Request, Sample
 from sim.host import Host
 from sim.led import Led
 from sim.models import Model
 from sim.net import Serve
 from sim.process import Process
-from sim.work import CODEC
+from sim.watch import Watch
+from sim.work import CODEC, blocks
 
 Tell = Callable[[e.RouterEvent], None]
 Tell_ = Callable[[Any], None]
@@ -42,20 +44,38 @@ _PAUSE_S = 0.5
 class Calls:
     """Of one router incarnation. `durations` tells how long a task's step takes."""
 
-    def __init__(self, router: Led, model: Model, task_of: Callable[[str], str], tell: Tell):
+    def __init__(
+        self,
+        router: Led,
+        model: Model,
+        task_of: Callable[[str], str],
+        tell: Tell,
+        watch: Watch,
+        block: int,
+    ):
+        self._watch, self._block = watch, block
         self.tell = tell
         self.router, self.net, self.shared = router, router.net, router.shared
         self.model, self._task_of = model, task_of
         self.clocks = Clocks(router.wall, lambda: router.world.now)
         self.usage: dict[str, TurnUsage] = {}
+        self.replicas = ReplicaCalls(router, self.fenced)
+        self._newest: dict[str, Request] = {}  # episode → the request that may still be answered
         self.conversations: dict[str, Conversation] = {}
 
     def conversation(self, episode: EpisodeKey) -> Conversation:
-        return self.conversations.setdefault(episode.id, Conversation(CODEC))
+        return self.conversations.setdefault(episode.id, Conversation(CODEC, self._block))
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of sampled ids."""
         return CODEC.decode(tuple(ids))
+
+    async def prompt(self, opening: tuple[e.Message, ...]) -> tuple[int, tuple[int, ...]]:
+        """See restore.Conversations."""
+        conversation = Conversation(CODEC)
+        conversation.open(opening)
+        ids = tuple(conversation.context)
+        return len(ids), blocks(ids, self._block)
 
     def restore(
         self,
@@ -66,18 +86,20 @@ class Calls:
         usage: TurnUsage,
     ) -> None:
         """Take an episode over (restore.Conversations)."""
-        conversation = Conversation(CODEC)
+        conversation = Conversation(CODEC, self._block)
         conversation.restore(opening, turns, answers)
         self.conversations[episode], self.usage[episode] = conversation, usage
 
     def drop(self, episode: EpisodeKey) -> None:
         self.conversations.pop(episode.id, None)
         self.usage.pop(episode.id, None)
+        self._newest.pop(episode.id, None)
 
     def _peer(self, name: str) -> Process:
         return self.shared.processes[name]
 
-    def _fenced(self, found: Any) -> bool:
+    def fenced(self, found: Any) -> bool:
+        """A newer router has spoken to a peer: this one ends."""
         if isinstance(found, Fenced):
             self.router.exit("fenced by a peer")
         return isinstance(found, Fenced)
@@ -93,7 +115,7 @@ class Calls:
                 peer.claim(epoch, respond)
 
         def heard(found: Any) -> None:
-            if self._fenced(found):
+            if self.fenced(found):
                 return
             hear(not isinstance(found, MusterError))
             if isinstance(found, dict):
@@ -121,45 +143,93 @@ class Calls:
             return
         (start, end), replica = self.clocks.start(), self._peer(command.replica)
         assert isinstance(replica, Replica)
+        request = (command.episode.id, command.turn, command.retry)
+        self._watch.sent(command, context, self.router.world.now)
+        self._newest[command.episode.id] = request
 
         def heard(found: Any) -> None:
-            if self._fenced(found):
+            if self.fenced(found):
                 return
-            if not isinstance(found, Sample):
-                at = (command.episode, command.turn, command.replica)
+            at = (command.episode, command.turn, command.replica)
+            if not self._wanted(request):
+                tell(e.GenerateFailed(*at, "it is no longer asked", retry=command.retry))
+            elif isinstance(found, Sample):
+                tell(self._replied(command, conversation, found, (start, end())))
+            else:
                 full = isinstance(found, Exhausted) or found.field == STATE_FIELD
-                tell(e.GenerateFailed(*at, str(found), full=full))
-                return
-            segment = found.segment
-            text = conversation.reply(segment.token_ids, segment.logprobs, segment.spans)
-            sampled = len(segment.token_ids)
-            usage = TurnUsage(len(context), sampled, 0, segment.spans)
-            if self.conversations.get(command.episode.id) is conversation:
-                self.usage[command.episode.id] = usage
-            tell(
-                e.Generated(
-                    episode=command.episode,
-                    turn=command.turn,
-                    text=text,
-                    finish=found.finish,
-                    prompt_tokens=len(context),
-                    sampled_tokens=len(segment.token_ids),
-                    start_unix_s=start,
-                    queue_s=0.0,
-                    prefill_s=0.0,
-                    end_unix_s=end(),
-                )
-            )
+                tell(e.GenerateFailed(*at, str(found), full=full, retry=command.retry))
 
         seed = command.sampling.seed
+        of = (command.turn, command.retry)
         self.net.call(
             self.router,
             replica,
             "Generate",
-            lambda respond: replica.generate(command.episode, context, seed, respond),
+            lambda respond: replica.generate(command.episode, of, context, seed, respond),
             heard,
             command.timeout_s,
         )
+
+    def _replied(
+        self,
+        command: e.Generate,
+        conversation: Conversation,
+        found: Sample,
+        span: tuple[float, float],
+    ) -> e.Generated:
+        """A reply enters its conversation; `span`: from when to when, by the router's clock."""
+        segment, prompt = found.segment, len(conversation.context)
+        sampled = len(segment.token_ids)
+        text = conversation.reply(segment.token_ids, segment.logprobs, segment.spans)
+        request = (command.episode.id, command.turn, command.retry)
+        version = segment.spans[-1].version
+        self._watch.replied(request, tuple(conversation.context), version)
+        if self.conversations.get(command.episode.id) is conversation:
+            self.usage[command.episode.id] = TurnUsage(prompt, sampled, found.cached, segment.spans)
+        boundary, boundary_tokens = conversation.boundary
+        return e.Generated(
+            episode=command.episode,
+            turn=command.turn,
+            text=text,
+            finish=found.finish,
+            prompt_tokens=prompt,
+            sampled_tokens=sampled,
+            start_unix_s=span[0],
+            queue_s=0.0,
+            prefill_s=0.0,
+            decode_s=found.decode_s,
+            end_unix_s=span[1],
+            retry=command.retry,
+            cached_tokens=found.cached,
+            version=version,
+            boundary=boundary,
+            boundary_tokens=boundary_tokens,
+        )
+
+    def _wanted(self, request: Request) -> bool:
+        """Nobody has given it up, or asked anew."""
+        return self._newest.get(request[0]) == request
+
+    def abort(self, command: e.AbortGenerate) -> None:
+        """Its answer enters no conversation, whenever it comes."""
+        request = (command.episode.id, command.turn, command.retry)
+        self._watch.gave_up(command)
+        if self._wanted(request):
+            del self._newest[command.episode.id]
+        replica = self._peer(command.replica)
+        assert isinstance(replica, Replica)
+        serve: Serve = lambda respond: replica.abort(request, respond)  # noqa: E731
+        self.net.call(self.router, replica, "Abort", serve, lambda _: None, _CLAIM_S)
+
+    def touch(self, command: e.Touch) -> None:
+        """Its context is used, so that it is not the next to go."""
+        conversation = self.conversations.get(command.episode.id)
+        if conversation is None:
+            return
+        replica, context = self._peer(command.replica), tuple(conversation.context)
+        assert isinstance(replica, Replica)
+        serve: Serve = lambda respond: replica.touch(context, respond)  # noqa: E731
+        self.net.call(self.router, replica, "Touch", serve, lambda _: None, _CLAIM_S)
 
     # sandbox
 
@@ -168,7 +238,7 @@ class Calls:
         assert isinstance(host, Host)
 
         def heard(found: Any) -> None:
-            if self._fenced(found):
+            if self.fenced(found):
                 return
             if isinstance(found, MusterError):
                 retryable = isinstance(found, Unavailable | Exhausted)
@@ -215,9 +285,12 @@ class Calls:
         (start, end), host = self.clocks.start(), self._peer(command.host)
         assert isinstance(host, Host)
         seconds = self._seconds(command)
+        wanted, life = (command.episode.id, command.turn), self.router.life
+        host.wanted[wanted] = lambda: self.router.life == life
 
         def heard(found: Any) -> None:
-            if self._fenced(found):
+            host.wanted.pop(wanted, None)
+            if self.fenced(found):
                 return
             if isinstance(found, MusterError):
                 loss = loss_of(found)
@@ -243,6 +316,7 @@ class Calls:
                     end_unix_s=end(),
                     repeated=found[1],
                     box=command.box,
+                    output_tokens=len(CODEC.encode(seen.head.decode(), special=False)),
                 )
             )
 
@@ -269,7 +343,7 @@ class Calls:
         assert isinstance(host, Host)
 
         def heard(found: Any) -> None:
-            if self._fenced(found):
+            if self.fenced(found):
                 return
             if isinstance(found, MusterError):
                 tell(e.VerifyFailed(command.episode, str(found), loss=loss_at_verdict(found)))
@@ -287,7 +361,7 @@ class Calls:
         )
 
     def _released(self, found: Any) -> None:
-        self._fenced(found)
+        self.fenced(found)
 
     def release(self, command: e.ReleaseBox) -> None:
         host = self._peer(command.host)

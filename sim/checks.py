@@ -70,6 +70,7 @@ class Checks:
         self.facts = Facts()
         self.problems: list[str] = []
         self.gaps = False  # a power cut has taken records: what follows a gap is no fault
+        self.versions_lost: set[int] = set()  # by a power cut that the trainer has not heard of
         self._boxes: dict[str, DumbBox] = {}
         shared.store.hears.append(self._on_append)
         shared.store.retires.append(self._on_retire)
@@ -91,6 +92,7 @@ class Checks:
         """The store has lost its last second: what is durable is what it has now."""
         self.gaps = True
         retired, known = self.facts.retired, len(self.problems)
+        self.versions_lost |= self.facts.versions.keys()
         self.facts = Facts(retired=retired)
         self.shared.truth.finished.clear()
         live = [m for stream in self.shared.store.streams.values() for m in stream]
@@ -100,6 +102,12 @@ class Checks:
                 if message.stream == stream:
                     self._take(message)
         del self.problems[known:]  # of facts that were checked when they came
+
+    def of_record(self, version: int) -> bool:
+        """It is, or a power cut took the record and the trainer has not heard of that yet."""
+        if version in self.facts.versions:
+            return True
+        return version in self.versions_lost and self.trainer.knows != self.shared.server.life
 
     # boxes
 
@@ -118,6 +126,9 @@ class Checks:
 
     def _on_append(self, message: Received, entry: StreamEntry) -> None:
         del entry
+        role, epoch = self.shared.store.writer
+        if role and epoch != self.shared.store.epoch(role):
+            self.problems.append(f"3: {message.stream} took an entry of the former {role} {epoch}")
         self._take(message)
 
     def _take(self, message: Received) -> None:

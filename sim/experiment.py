@@ -26,6 +26,7 @@ from sim.models import Model
 from sim.net import Net
 from sim.process import Process
 from sim.router import Router, submit
+from sim.states import STATES, States
 from sim.streams import Store
 from sim.trainer import Trainer
 from sim.world import World
@@ -77,21 +78,24 @@ class Bench:
         self.store = Store(self.world)
         self.server = Process(self.world, "store", "store")
         self.shared = Shared(self.world, self.net, self.store, self.server)
-        self.shared.keeps_all = not model.power_cuts
+        self.shared.keeps_all, self.shared.store_s = not model.power_cuts, model.store_s
         ends = ("a", "b") if model.standbys else ("a",)
         machines = (model, parts.router, parts.calls)
-        self.routers = [Router(self.shared, f"router-{n}", *machines) for n in ends]
+        self.engines = Engines()
+        self.routers = [Router(self.shared, f"router-{n}", *machines, self.engines) for n in ends]
         self.banks = [Bank(self.shared, f"readybank-{n}", model, parts.bank) for n in ends]
         self.trainer = Trainer(self.shared, "trainer-a", model)
-        self.engines = Engines()
         self.hosts = [Host(self.shared, f"host-{n}", model) for n in range(model.hosts)]
         replicas = range(model.replicas)
         self.replicas = [
             parts.replica(self.shared, f"replica-{n}", model, self.engines) for n in replicas
         ]
         self.checks = Checks(self.shared, model, self.trainer, self.hosts)
+        self.shared.problem = self.checks.problems.append
         self.leases = LeaseChecks(self.checks, self.engines)
-        self.injector = Injector(self.shared, self.trainer, self.hosts)
+        self.states = States(self)
+        self.world.states, self.world.has = self.states.now, self.states.has
+        self.injector = Injector(self.shared, self.trainer, self.hosts, self.states)
         acked = [router.acked.clear for router in self.routers]
         self.injector.on_power_cut = [self.checks.power_cut, self.leases.power_cut, *acked]
         submit(self.shared, model)
@@ -110,7 +114,7 @@ class Bench:
     def plan(self, faults: Sequence[Fault]) -> None:
         """Faults at their times, and the end of them all."""
         for fault in faults:
-            self.world.after(fault.at_s, partial(self.injector.apply, fault))
+            self.world.after(fault.at_s, partial(self.injector.plan, fault))
         self.world.after(self.model.faults_until_s, self.injector.heal)
 
     # the end
@@ -133,11 +137,17 @@ class Bench:
         idle = any(router.idle for router in self.routers)
         return all_opened and idle and not any(host.count for host in self.hosts)
 
+    def _check(self) -> None:
+        """After every event."""
+        self.checks()
+        if self.injector.waiting:
+            self.injector.look()
+
     def run(self) -> None:
         """Raises Violation."""
         until = self.model.faults_until_s + AFTER_HEAL_S
         try:
-            ended = self.world.run(self.done, self.checks, until_s=until)
+            ended = self.world.run(self.done, self._check, until_s=until)
         except Violation as problem:
             raise Violation(f"at {self.world.now:.3f} s: {problem}") from problem
         if not ended:
@@ -172,7 +182,12 @@ def faults_of(seed: int, model: Model) -> tuple[Fault, ...]:
     if not model.faults_mean:
         return ()
     return draw(
-        seed, until_s=model.faults_until_s, mean=model.faults_mean, power_cuts=model.power_cuts
+        seed,
+        until_s=model.faults_until_s,
+        mean=model.faults_mean,
+        power_cuts=model.power_cuts,
+        only=model.kinds,
+        states=STATES,
     )
 
 

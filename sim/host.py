@@ -68,12 +68,16 @@ class Host(Process):
         self._left_at = 0.0
         self.boxes: dict[str, Held] = {}
         self.fenced_calls = 0
+        self._heard_of = 0  # the newest owner that spoke to this service
+        self.count = 0  # boxes that exist or start
         self.on_run: Callable[[DumbBox, int], None] = lambda box, turn: None
+        # (episode, turn) that a router wants a step of → whether that router still does
+        self.wanted: dict[tuple[str, int], Callable[[], bool]] = {}
 
     def boot(self) -> None:
         rules = PoolRules(boxes_max=self.model.boxes_max, idle_s=IDLE_S, adopt_s=ADOPT_S)
         self.pool = Pool(rules, prefix=f"{self.name}.{self.life}")
-        self.boxes = {}
+        self.boxes, self._heard_of = {}, 0
         self._asks: dict[int, Ask] = {}
         self._attempts: dict[EpisodeKey, Ask] = {}
         self._tickets = 0
@@ -88,13 +92,16 @@ class Host(Process):
 
     def died(self) -> None:
         survive = self.world.rng("boxes survive").random() < self.model.boxes_survive
-        self._left_at = self.world.now
+        self._left_at, self.count = self.world.now, 0
         for name, held in self.boxes.items():
             if survive and not held.dumb.dead and not held.ending:
                 self._left[name] = held
             else:
                 self.shared.truth.box_died(held.dumb, self.name)
         self.boxes = {}
+        for (episode, turn), still in self.wanted.items():
+            if still():  # the command may not have come so far, but nobody can tell
+                self.shared.truth.struck(episode, turn, self.name)
 
     def _adopt(self, name: str, former: Held) -> None:
         ask = Ask(former.ask.key)
@@ -111,11 +118,6 @@ class Host(Process):
         if under_way is not None:
             held.running = True
             self.soon(under_way[2] - self.world.now, lambda: self._stepped(held, under_way[3]))
-
-    @property
-    def count(self) -> int:
-        """Boxes that exist or start."""
-        return len(self.pool.boxes) if self.up else 0
 
     # calls
 
@@ -261,10 +263,17 @@ class Host(Process):
         self.feed(event)
         fence = self.pool.fence(run, epoch)
         if fence is None:
+            self._obeys(epoch)
             return False
         self.fenced_calls += 1
         respond(fence)
         return True
+
+    def _obeys(self, epoch: int) -> None:
+        """A call of this owner is served."""
+        if epoch < self._heard_of:
+            self.shared.problem(f"8: {self.name} obeys the former owner {epoch}")
+        self._heard_of = max(self._heard_of, epoch)
 
     def _find(self, key: EpisodeKey, box: str) -> Held | MusterError:
         self.feed(p.Spoke(key, box))
@@ -272,6 +281,7 @@ class Host(Process):
         if refusal is not None:
             self.fenced_calls += isinstance(refusal, Fenced)
             return refusal
+        self._obeys(key.owner_epoch)
         found = self.boxes[box]
         found.ask.touched, found.ask.key = True, key  # as its note has it
         return found
@@ -280,6 +290,7 @@ class Host(Process):
 
     def feed(self, event: p.Event) -> None:
         commands = self.pool.handle(event, self.world.now)
+        self.count = len(self.pool.boxes)
         self.world.record(self.name, event, commands)
         for command in commands:
             match command:

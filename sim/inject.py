@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.engine import Replica
 from sim.faults import ARMED, PHASES, POWER_CUTS, WINDOWS, Fault, Kind
 from sim.host import Host
 from sim.led import Shared
 from sim.process import Process
+from sim.states import States
 from sim.trainer import Trainer
 from sim.world import Do
 
@@ -21,28 +23,50 @@ from sim.world import Do
 class Injector:
     """Of one world."""
 
-    def __init__(self, shared: Shared, trainer: Trainer, hosts: Sequence[Host]):
+    def __init__(self, shared: Shared, trainer: Trainer, hosts: Sequence[Host], states: States):
+        self._states = states
+        self.waiting: list[Fault] = []  # for a state
         self.shared, self.trainer, self.hosts = shared, trainer, hosts
         self._world, self._store = shared.world, shared.store
         self.on_power_cut: list[Do] = []
 
-    def apply(self, fault: Fault) -> None:
+    def plan(self, fault: Fault) -> None:
+        """Its time has come: now, or as soon as a machine is in the state that it waits for (an
+        armed one looks for that at each call)."""
+        if fault.at_state and fault.kind not in ARMED:
+            self.waiting.append(fault)
+        else:
+            self.apply(fault)
+
+    def look(self) -> None:
+        """Apply what waits for a state that is there now; without an effect it waits on."""
+        for fault in [f for f in self.waiting if self._states.has(f.at_state)]:
+            if self.apply(fault):
+                self.waiting.remove(fault)
+
+    def apply(self, fault: Fault) -> bool:
+        """True when it had an effect, or lies in wait for one."""
         if fault.kind in ARMED:
             self.shared.net.arm(fault)
-            return
+            return True
         if fault.kind in WINDOWS:
             self.shared.net.open_window(fault)
-            return
+            return True
         victim = self._victim(fault)
         states = sorted(set(victim.doing.values())) or ["idle"]
         phases = sorted(self._phases())
-        if self._strike(fault, victim):
-            self._world.fired[fault.kind] += 1
-            self._world.note("bench", f"{fault.kind} {victim.name} {fault.amount}")
-            for phase in phases:
-                self._world.reach[f"{fault.kind}@{phase}"] += 1
-            for state in states:
-                self._world.reach[f"{fault.kind}/{victim.role}/{state}"] += 1
+        met = list(self._world.states())
+        if not self._strike(fault, victim):
+            return False
+        self._world.fired[fault.kind] += 1
+        for state in met:
+            self._world.reach[f"{fault.kind} | {state}"] += 1
+        self._world.note("bench", f"{fault.kind} {victim.name} {fault.amount}")
+        for phase in phases:
+            self._world.reach[f"{fault.kind}@{phase}"] += 1
+        for state in states:
+            self._world.reach[f"{fault.kind}/{victim.role}/{state}"] += 1
+        return True
 
     def _phases(self) -> set[str]:
         """What the episodes wait for, whoever is the victim."""
@@ -68,6 +92,27 @@ class Injector:
             case Kind.ROLLBACK:
                 return self.trainer.roll_back()
             case _:
+                assert isinstance(victim, Replica)
+                return self._spoil(fault, victim)
+        return True
+
+    @staticmethod
+    def _spoil(fault: Fault, replica: Replica) -> bool:
+        """True when it had an effect."""
+        if not replica.up or replica.wedged:
+            return False
+        match fault.kind:
+            case Kind.REPLICA_WEDGE | Kind.LATE_REPLY:
+                replica.wedge(fault.span_s, deaf=fault.kind is Kind.LATE_REPLY)
+            case Kind.REPLICA_SLOW:
+                replica.slow(fault.span_s)
+            case Kind.CREDIT_LIE:
+                replica.tell_lies(10.0 if fault.amount * 7 % 1 < 0.5 else 0.0, fault.span_s)
+            case Kind.REPLICA_OLD:
+                return replica.come_back_old(0.5)
+            case Kind.REPLICA_BLOCKS:
+                return replica.come_back_other(0.5)
+            case _:
                 raise ValueError(fault.kind)
         return True
 
@@ -92,6 +137,8 @@ class Injector:
 
     def _lose_boxes(self, fault: Fault) -> bool:
         host = self._host(fault)
+        if not host.boxes:  # then of another one
+            host = next((other for other in self.hosts if other.boxes), host)
         if fault.kind is Kind.BOX_LOST:
             return bool(host.lose(fault.amount * 7 % 1))
         lost = False
@@ -112,8 +159,12 @@ class Injector:
 
     def heal(self) -> None:
         self._world.note("bench", "healed")
+        self.waiting.clear()
         self.shared.net.heal()
         self._store.clock_offset_s = 0.0
         for process in self.shared.processes.values():
             process.wall_offset_s = 0.0
             process.wake()
+            if isinstance(process, Replica):
+                process.well()
+                process.unwedge()

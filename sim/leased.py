@@ -10,6 +10,7 @@ from __future__ import annotations
 from muster.types import Segment, SegmentKind
 from services.readybank import events as e
 from services.trainer.batch import TrainBatch, Trajectory
+from services.trainer.lineage import trajectory_lag
 from sim.checks import Checks
 from sim.engine import Engines
 from sim.work import fingerprint
@@ -62,6 +63,16 @@ class LeaseChecks:
         if len(replies) != sampled:
             self._problem(f"1: {where} has {len(replies)} replies of {sampled}")
         self._tokens(where, step, trajectory.segments)
+        self._lag(where, trajectory)
+
+    def _lag(self, where: str, trajectory: Trajectory) -> None:
+        """As the trainer reckons it: of the first sampled token."""
+        lineage = self.checks.trainer.lineage
+        said = trajectory_lag(lineage, trajectory)
+        first = next((s for s in trajectory.segments if s.kind is SegmentKind.MODEL), None)
+        truth = lineage.lag(first.spans[0].version) if first is not None else None
+        if said != truth:
+            self._problem(f"5: {where} has a lag of {truth}, and the trainer says {said}")
 
     def _tokens(self, where: str, step: int, segments: tuple[Segment, ...]) -> None:
         context: tuple[int, ...] = ()
@@ -73,7 +84,7 @@ class LeaseChecks:
                 if segment not in known:
                     self._problem(f"6: {where}: tokens, versions or logprobs were never sampled")
                 for span in segment.spans:
-                    if span.version not in self.checks.facts.versions:
+                    if not self.checks.of_record(span.version):
                         self._problem(f"5: {where}: version {span.version} is of no record")
                     if span.kv_min_version > span.version:
                         self._problem(f"7: {where}: the oldest version is newer than the version")

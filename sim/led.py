@@ -34,7 +34,9 @@ class Shared:
         self.world, self.net, self.store, self.server = world, net, store, server
         self.processes: dict[str, Process] = {}
         self.keeps_all = True  # the store loses nothing that it has acknowledged
+        self.store_s = 0.0  # mean time from an effect on the store until it is acknowledged
         self.truth = Truth()
+        self.problem: Callable[[str], None] = lambda text: None  # hears what does not hold
         self.archive: list[Received] = []  # what banks keep on disk before they trim
 
     def add(self, process: Process) -> None:
@@ -152,14 +154,22 @@ class Led(Process, ABC):
         self.net.call(self, self.shared.server, "tail", serve, hear, _CALL_S)
 
     def at_store(self, op: str, effect: Callable[[], Any], hear: Callable[[Any], None]) -> None:
-        """One try."""
+        """One try. What it writes is written under the epoch that this process has now."""
+        epoch = self.epoch
 
         def serve(respond: Respond) -> None:
+            self.store.writer = (self.role, epoch)
             try:
                 result = _AWAY if self._restarted else effect()
             except MusterError as error:
                 result = error
-            respond(result)
+            finally:
+                self.store.writer = ("", 0)
+            wait = self.world.spread("store", self.shared.store_s)
+            if wait:
+                self.shared.server.soon(wait, lambda: respond(result))
+            else:
+                respond(result)
 
         self.net.call(self, self.shared.server, op, serve, hear, _CALL_S)
 

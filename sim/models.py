@@ -5,6 +5,8 @@ Owns: the numbers. Times are means in seconds, exponential unless said otherwise
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from muster.types import Value
 
 
@@ -26,6 +28,8 @@ class Model(Value, frozen=True):
     step_s: float = 0.5
     verify_s: float = 0.3
     train_s: float = 2.0
+    save_s: float = 0.05  # a checkpoint
+    store_s: float = 0.0  # until what was written is durable, or read
     publish_s: float = 0.2
     solved: float = 0.4
     boxes_survive: float = 0.5  # of the deaths of a sandbox service: its boxes live on
@@ -36,18 +40,45 @@ class Model(Value, frozen=True):
     episode_s: float = 40.0  # in which the model may act
     checkpoint_every: int = 1
     checkpoints_kept: int = 3
+    # replicas and the router's policies
+    kv_tokens: int = 1 << 20  # of one replica
+    placement: str = "sticky_least_loaded"
+    admission: str = "none"
+    probes: bool = False
+    wedge_s: float = 4.0
     # faults
     faults_mean: float = 0.0
     faults_until_s: float = 60.0
     power_cuts: bool = False
+    kinds: tuple[str, ...] = ()  # of faults (faults.Kind); none: all of them
     # two-speed tasks: exact durations of the one step of "fast" and "slow" tasks, 0 for neither
     fast_s: float = 0.0
     slow_s: float = 0.0
 
 
 CALM = Model()
+POLICIES = {"placement": "predicted_finish", "admission": "kv_fit", "probes": True}
+# Few conversations fit a replica, so that many are held.
+TIGHT = replace(CALM, kv_tokens=640, **POLICIES)
 # Many boxes die and cannot be rebuilt, so that groups are filtered; at lag 0.
-LOSSY = Model(lag_max=0, dates=1.0, done=0.0, repairs_max=0, faults_mean=60.0, faults_until_s=40.0)
+LOSSY = replace(
+    TIGHT, lag_max=0, dates=1.0, done=0.0, repairs_max=0, faults_mean=60.0, faults_until_s=40.0
+)
 # Many boxes die and are rebuilt.
-FRAIL = Model(dates=0.0, done=0.1, repairs_max=4, step_s=1.5, faults_mean=60.0, faults_until_s=40.0)
-ROUGH = Model(groups=32, faults_mean=40.0)
+FRAIL = replace(
+    TIGHT, dates=0.0, done=0.1, repairs_max=4, step_s=1.5, faults_mean=60.0, faults_until_s=40.0
+)
+ROUGH = replace(TIGHT, groups=32, faults_mean=40.0)
+# One sort of fault only.
+CUT_OFF = replace(ROUGH, kinds=("partition",))
+STOPPED = replace(ROUGH, kinds=("hang", "delay"), faults_mean=80.0)
+FORGETFUL = replace(ROUGH, kinds=("store_power_cut",), power_cuts=True)
+# Writes and answers are lost while more groups are complete than the trainer can take.
+BACKLOG = replace(
+    ROUGH,
+    groups_per_batch=2,
+    lag_max=4,
+    train_s=6.0,
+    kv_tokens=1 << 20,
+    kinds=("lost_reply", "lost_request", "lie"),
+)

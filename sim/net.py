@@ -39,7 +39,7 @@ class Net:
     def open_window(self, fault: Fault) -> None:
         """Every call that fits suffers it for `fault.span_s`."""
         self._windows.append((self.world.now + fault.span_s, fault))
-        self.world.fired[fault.kind] += 1
+        self.world.struck(fault.kind)
         self.world.note("net", f"{fault.kind} {fault.who} {fault.other} for {fault.span_s:.1f} s")
 
     def heal(self) -> None:
@@ -48,9 +48,10 @@ class Net:
 
     def _take(self, kind: Kind, who: Process, op: str) -> Fault | None:
         for fault in self._armed:
-            if fault.kind is kind and fault.hits(who.name, who.role) and fault.op in ("", op):
+            fits = fault.kind is kind and fault.hits(who.name, who.role) and fault.op in ("", op)
+            if fits and (not fault.at_state or self.world.has(fault.at_state)):
                 self._armed.remove(fault)
-                self.world.fired[kind] += 1
+                self.world.struck(kind)
                 self.world.reach[f"{kind}/{who.role}/{op}"] += 1
                 self.world.note(who.name, f"{kind} at {op}")
                 return fault

@@ -7,23 +7,29 @@ replicas and hosts (calls.py).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from muster.errors import MusterError
 from muster.types import EpisodeKey, SamplingParams, job_and_index
+from services.router import chat
 from services.router import events as e
 from services.router.adapters.durable import TAILED, Durable, task_info
 from services.router.adapters.restore import TurnUsage
+from services.router.conversation import Conversation
 from services.router.machine import RouterMachine
 from services.router.rules import RouterRules
 from sim.calls import Calls
 from sim.client import ModelRedis
+from sim.engine import Engines
 from sim.led import Led, Shared
 from sim.models import Model
 from sim.streams import RUN, ModelStreams, at_once
-from sim.work import JOB, tasks
+from sim.watch import Watch
+from sim.work import CODEC, JOB, blocks, tasks
 
 _POLL_S = 0.5
+BLOCK = 16  # tokens per entry of the router's index
 
 
 class Router(Led):
@@ -36,8 +42,10 @@ class Router(Led):
         model: Model,
         machine: type[RouterMachine],
         calls: type[Calls] = Calls,
+        engines: Engines | None = None,
     ):
         super().__init__(shared, name, "router")
+        self.engines = engines or Engines()
         self.model, self._make, self._calls = model, machine, calls
         self.machine: RouterMachine | None = None
         self.acked: set[str] = set()  # ends of episodes that it was told are durable
@@ -61,16 +69,33 @@ class Router(Led):
             step_timeout_s=120.0 if model.fast_s else 10.0,
             context_tokens_max=4096,
             episode_tokens_max=4096,
+            placement=model.placement,
+            admission=model.admission,
+            probes=model.probes,
+            generate_timeout_s=20.0,
+            reserve_tokens=40,
+            interleave_groups=2,
+            fair_hold_s=30.0,
+            keepalive_tokens=200,
+            prefix_block_tokens=BLOCK,
+            prefix_entries_max=200,
+            probe_timeout_s=5.0,
+            probe_pause_s=1.0,
+            probe_pause_max_s=8.0,
+            wedge_s=model.wedge_s,
         )
+        self.watch = Watch(rules, self.engines, self.shared.problem)
         self._claimed = set()
         self._listed = ((), ())
         self.machine = self._make(rules)
         streams = ModelStreams(self.store, role="router", epoch=self.epoch)
         self.durable = Durable(ModelRedis(self.store), streams)  # type: ignore[arg-type]
-        self.calls = self._calls(self, model, self._task_of, self.feed)
+        self.calls = self._calls(self, model, self._task_of, self.feed, self.watch, BLOCK)
         self._poll()
         self._follow()
         self.every(0.25, lambda: self.feed(e.Tick()))
+        if model.probes or model.admission != "none":
+            self.every(1.0, self._ask_replicas)
         self.slowly(self._recover(), self._recovered, "recover")
 
     def _task_of(self, group: str) -> str:
@@ -93,6 +118,7 @@ class Router(Led):
             return
         commands = self.machine.handle(event, self.world.now)
         self.world.record(self.name, event, commands)
+        self.watch.heard(event, commands, self.world.now)
         for command in commands:
             self._execute(command)
 
@@ -140,6 +166,11 @@ class Router(Led):
         positions = {stream: self.durable.positions[stream] for stream in TAILED}
         self.news(positions, heard)
 
+    def _ask_replicas(self) -> None:
+        """Each listed one for a credit, which also tells how it fares."""
+        for name in self._listed[0]:
+            self.calls.replicas.grant(name, self.epoch, self.feed)
+
     # commands
 
     def _execute(self, command: e.RouterCommand) -> None:
@@ -153,13 +184,25 @@ class Router(Led):
             case e.Verify():
                 self.calls.verify(command, self.feed)
             case e.ReleaseBox():
+                self.watch.released(command)
                 self.calls.release(command)
             case e.DropConversation():
                 self.calls.drop(command.episode)
-            case e.AbortGenerate() | e.TellStall():
+            case e.TellStall():
                 pass
+            case e.AbortGenerate() | e.Touch() | e.ProbeReplica():
+                self._at_replica(command)
             case _:
                 self._record(command)
+
+    def _at_replica(self, command: e.AbortGenerate | e.Touch | e.ProbeReplica) -> None:
+        match command:
+            case e.AbortGenerate():
+                self.calls.abort(command)
+            case e.Touch():
+                self.calls.touch(command)
+            case e.ProbeReplica():
+                self.calls.replicas.probe(command, self.feed)
 
     def _record(self, command: Any) -> None:
         """An append, repeated until it is durable."""
@@ -168,23 +211,26 @@ class Router(Led):
         match command:
             case e.OpenGroup():
                 key = EpisodeKey(RUN, command.group, 0, 0, self.epoch)
-                self._write(
-                    name, lambda: durable.open_group(command, key), e.GroupRecorded(command.group)
-                )
+                prompt = _prompt(self._task_of(command.group))
+                opened = e.GroupRecorded(command.group, len(prompt), blocks(prompt, BLOCK))
+                self._write(name, lambda: durable.open_group(command, key), opened)
             case e.RecordIntent():
                 segments = self.calls.conversation(command.episode).take_segments()
                 usage = self.calls.usage.get(command.episode.id, TurnUsage())
+                self.watch.recorded(command.episode, command.turn, segments)
                 done = e.IntentRecorded(command.episode, command.turn)
                 self._write(name, lambda: durable.record_intent(command, segments, usage), done)
             case e.RecordTurn():
                 segments = self.calls.conversation(command.episode).take_segments()
                 usage = self.calls.usage.get(command.episode.id, TurnUsage())
+                self.watch.recorded(command.episode, command.turn, segments)
                 turned = e.TurnRecorded(command.episode, command.turn)
                 self._write(name, lambda: durable.record_turn(command, segments, usage), turned)
             case e.RecordRestored():
                 restored = e.RestoredRecorded(command.episode, command.repair)
                 self._write(name, lambda: durable.record_restored(command), restored)
             case e.RecordEpisode():
+                self.watch.over(command.episode)
                 self._write(
                     name,
                     lambda: durable.record_episode(command),
@@ -215,6 +261,15 @@ class Router(Led):
             return False
         found = self.machine.progress(JOB, self.world.now)
         return found is not None and found.episodes_running == 0
+
+
+@functools.cache
+def _prompt(task: str) -> tuple[int, ...]:
+    """Ids that all siblings of its groups begin with."""
+    conversation = Conversation(CODEC)
+    instruction = next(t.instruction for t in tasks() if t.name == task)
+    conversation.open(chat.opening(instruction))
+    return tuple(conversation.context)
 
 
 def submit(shared: Shared, model: Model) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from muster.types import Value
+from sim import states
 from sim.experiment import Result, faults_of, simulate
 from sim.faults import Fault
 from sim.models import ROUGH, Model
@@ -24,6 +25,9 @@ from sim.models import ROUGH, Model
 Run = Callable[[int, Model, Sequence[Fault] | None], Result]
 
 
+SMALL_KV_TOKENS = 250
+SLOW_STORE_S = 0.15
+SLOW_S = 1.0  # a checkpoint, a publication
 SHOWN = 20  # violations in a text
 
 
@@ -61,8 +65,24 @@ def run_one(seed: int, model: Model, faults: Sequence[Fault] | None = None) -> R
 
 
 def of_seed(seed: int, model: Model) -> Model:
-    """Every fourth seed of a world with faults has a store that may lose its last second."""
-    return replace(model, power_cuts=True) if model.faults_mean and seed % 4 == 3 else model
+    """The setting of one seed of a world with faults.
+
+    Every fourth has a store that may lose its last second, every fourth replicas with less room
+    than one long conversation needs; a third has a slow store, a third slow training and
+    publication; every other one small batches. So short states last, and what needs many steps
+    comes early.
+    """
+    if not model.faults_mean:
+        return model
+    if seed % 3 == 0:
+        model = replace(model, store_s=SLOW_STORE_S)
+    elif seed % 3 == 1:
+        model = replace(model, train_s=3 * model.train_s, publish_s=SLOW_S, save_s=SLOW_S)
+    if seed // 12 % 2:
+        model = replace(model, groups_per_batch=min(model.groups_per_batch, 2))
+    if seed % 4 == 1:
+        return replace(model, kv_tokens=min(model.kv_tokens, SMALL_KV_TOKENS))
+    return replace(model, power_cuts=True) if seed % 4 == 3 else model
 
 
 def run_many(seeds: Sequence[int], model: Model, jobs: int = 1) -> Iterator[Result]:
@@ -156,6 +176,8 @@ def told(summary: Summary) -> str:
         f"{len(summary.violations)} violations",
     ]
     lines += phases(summary.reach)
+    if summary.faults:
+        lines += states.table(summary.reach)
     shown = summary.violations[:SHOWN]
     more = len(summary.violations) - len(shown)
     return "\n".join([*lines, *shown, *([f"… and {more} more"] if more else [])])

@@ -59,6 +59,7 @@ class Store:
         self.leaders: dict[str, tuple[str, float]] = {}  # role → (who, until on the server's clock)
         self.registry: dict[str, tuple[float, str]] = {}  # KIND/ID → (beat, process name)
         self.cuts = 0  # of its power, so far
+        self.writer = ("", 0)  # role and epoch of the process whose effect this is
         self.refused = 0  # writes of former owners
         self.hears: list[Callable[[Received, StreamEntry], None]] = []
         self.trims: list[Callable[[str, list[Received]], None]] = []

@@ -53,6 +53,7 @@ class Trainer(Led):
         self._noted = 0  # the newest epoch, beside the checkpoints
         self.saved_ever: list[Checkpoint] = []
         self.told_oldest = 0  # it never goes back further
+        self.knows = 0  # the incarnation of the store that has all its records
         self.machine: s.TrainerMachine | None = None
         self.on_lease: Callable[[e.SendBatch, TrainBatch], None] = lambda sent, batch: None
         self.on_save: Callable[[Checkpoint], None] = lambda checkpoint: None
@@ -91,10 +92,22 @@ class Trainer(Led):
         )
         self._batch: TrainBatch | None = None
         self._unsaved: tuple[FrozenBatch, ...] = ()
-        self.every(5.0, lambda: self.feed(s.ReplicasDue()))
+        self.every(5.0, self._look)
         self.patiently("versions", self._known, self._start)
 
+    def _look(self) -> None:
+        """For a store that was restarted, then for replicas."""
+
+        def heard(life: Any) -> None:
+            if life != self.knows and not isinstance(life, MusterError):
+                self.knows = life
+                self.feed(s.ServerRestarted())
+            self.feed(s.ReplicasDue())
+
+        self.at_store("server", lambda: self.shared.server.life, heard)
+
     def _known(self) -> dict[int, Any]:
+        self.knows = self.shared.server.life
         log = RedisVersionLog.__new__(RedisVersionLog)
         log._streams = self.streams  # type: ignore[assignment]
         return dict(at_once(log.known()))
@@ -103,14 +116,14 @@ class Trainer(Led):
         parents = {version: found.parent for version, found in known.items()}
         if self.disk:
             newest = self.disk[-1]
-            self._lineage = newest.lineage.join(parents)
+            self.lineage = newest.lineage.join(parents)
             self._trained, self._saved = newest.trained, newest.batches
             step, record = newest.step, newest.record
         else:
-            self._lineage = Lineage({0: NO_PARENT}, 0).join(parents)
+            self.lineage = Lineage({0: NO_PARENT}, 0).join(parents)
             self._trained, self._saved = (), ()
             step, record = 0, VersionRecord(0, NO_PARENT, "d0", "base")
-        self.feed(s.Started(step, record, self._lineage.next_version, self._oldest_kept()))
+        self.feed(s.Started(step, record, self.lineage.next_version, self._oldest_kept()))
 
     def _oldest_kept(self) -> int:
         kept = self.disk[-self.model.checkpoints_kept :]
@@ -161,7 +174,7 @@ class Trainer(Led):
             case s.SealVersion():
                 self._seal(command, then)
             case s.SaveCheckpoint():
-                self.soon(0.05, lambda: self._save(command, then))
+                self.soon(self.model.save_s, lambda: self._save(command, then))
             case s.PruneCheckpoints():
                 self.disk = [c for c in self.disk if c.step >= command.oldest_kept]
                 then(None)
@@ -215,6 +228,12 @@ class Trainer(Led):
 
     def _lease(self, step: int, then: Then) -> None:
         epoch, groups, at = self.epoch, self.model.groups_per_batch, self.wall()
+        cuts = 0
+
+        def asked(call: str) -> e.LeaseAsked:
+            nonlocal cuts
+            cuts = self.store.cuts
+            return e.LeaseAsked(epoch, step, groups, call, at)
 
         def heard(found: Any) -> None:
             sent, parts = found
@@ -222,12 +241,13 @@ class Trainer(Led):
                 self.soon(0.5, lambda: self._lease(step, then))
                 return
             self._batch = batch_from_pb(parts)
-            self.on_lease(sent, self._batch)
+            if self.store.cuts == cuts:  # else what it was made of may be gone: none will end it
+                self.on_lease(sent, self._batch)
             tasks = tuple(t.task for t in self._batch.trajectories)
             self.batches_at.append((self.world.now, self._batch.step, tasks))
             then(s.BatchLeased(self._batch.step))
 
-        self._ask("LeaseBatch", lambda c: e.LeaseAsked(epoch, step, groups, c, at), heard, _LEASE_S)
+        self._ask("LeaseBatch", asked, heard, _LEASE_S)
 
     def _acknowledge(self, command: s.AcknowledgeBatch, then: Then) -> None:
         epoch = self.epoch
@@ -257,11 +277,11 @@ class Trainer(Led):
         then(s.StepTrained(report))
 
     def _grown(self, version: int) -> Lineage:
-        known = self._lineage
+        known = self.lineage
         return known if known.current == version else known.grow(version)
 
     def _seal(self, command: s.SealVersion, then: Then) -> None:
-        self._lineage = self._grown(command.version)
+        self.lineage = self._grown(command.version)
         record = VersionRecord(
             command.version,
             command.parent,
@@ -273,12 +293,12 @@ class Trainer(Led):
         then(s.VersionSealed(command.step, record))
 
     def _save(self, command: s.SaveCheckpoint, then: Then) -> None:
-        self._lineage = self._grown(command.version)
+        self.lineage = self._grown(command.version)
         record = VersionRecord(
             command.version, command.parent, f"d{command.version}", "disk", report=command.report
         )
         self._trained = (*self._trained, *self._unsaved)
-        saved = Checkpoint(command.step, record, self._lineage, self._unsaved, self._trained)
+        saved = Checkpoint(command.step, record, self.lineage, self._unsaved, self._trained)
         self._saved, self._unsaved = self._unsaved, ()
         self.disk.append(saved)
         self.saved_ever.append(saved)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections.abc import Sequence
 from zlib import crc32
 
 from muster.archive import TaskFile, pack_files
 from muster.taskset import Task, task_from_archive
+from services.router.blocks import BlockChain
+from services.router.context import Context, pack
 from services.router.events import Message
 
 JOB = "job"
@@ -71,6 +74,11 @@ class ToyCodec:
 
 
 CODEC = ToyCodec()
+
+
+def blocks(ids: Sequence[int], size: int) -> tuple[int, ...]:
+    """Chain hashes of the whole blocks of a row: each names all that comes before it too."""
+    return tuple(BlockChain(size).extend(Context(pack(ids)), len(ids)))
 
 
 def fingerprint(ids: tuple[int, ...]) -> bytes:

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -38,6 +38,8 @@ class World:
         self.reach: Counter[str] = Counter()  # fault kind x state → how often
         self.fired: Counter[str] = Counter()  # faults by kind
         self.tell: Callable[[Line], None] | None = None
+        self.states: Callable[[], Iterable[str]] = tuple  # of all machines, now
+        self.has: Callable[[str], bool] = lambda state: False  # some machine is in it
         self._rngs: dict[str, random.Random] = {}
         self._heap: list[tuple[float, int, Do]] = []
         self._asked = 0
@@ -64,6 +66,12 @@ class World:
         self._trace.update(_encoder.encode([self.now, who, event, commands]))
         if self.tell is not None:
             self.tell(Line(self.now, who, f"{event} → {list(commands)}"))
+
+    def struck(self, kind: str) -> None:
+        """A fault of this kind has its effect now: count it, with the states that it met."""
+        self.fired[kind] += 1
+        for state in self.states():
+            self.reach[f"{kind} | {state}"] += 1
 
     def note(self, who: str, text: str) -> None:
         """Put a fault, or what a process does of itself, into the trace."""

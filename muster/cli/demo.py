@@ -60,6 +60,7 @@ class DemoOptions(Value, frozen=True):
     group_size: int
     temperature: float
     timeout_s: float
+    replicas: int = 0  # 0: as configured
 
 
 def demo(
@@ -96,6 +97,7 @@ def demo_config(config: Config, options: DemoOptions) -> Config:
     changes = {
         "state_dir": config.state_dir / "demo",
         "groups_per_batch": options.groups_per_batch,
+        "replicas": options.replicas or config.replicas,
         "sections": sections,
     }
     return config.model_copy(update=changes)
@@ -197,7 +199,7 @@ async def _published(redis: Redis, run: str) -> int:
     except TimeoutError:
         raise Unavailable(
             f"the newest version was not published within {_PUBLISH_S:.0f} s",
-            way_out="see logs/trainer.log and logs/inference.log in the state folder",
+            way_out="see logs/trainer.log and logs/inference*.log in the state folder",
         ) from None
 
 

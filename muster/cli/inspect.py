@@ -53,7 +53,7 @@ def report(
     from muster.view import console
 
     with telling():
-        record = _record(run, state_dir, redis, config)
+        record = read(run, state_dir, redis, config)
         found = reports.report(record, batch)
         if html is not None:
             _write_page(html, record, found, batch)
@@ -105,7 +105,7 @@ def audit(
     from muster.view import console
 
     with telling():
-        found = audits.audit(_record(run, state_dir, redis, config))
+        found = audits.audit(read(run, state_dir, redis, config))
         if json:
             typer.echo(as_json(found))
         else:
@@ -140,9 +140,10 @@ def verify(
         raise typer.Exit(1)
 
 
-def _record(
+def read(
     run: str | None, state_dir: Path | None, redis: str | None, config: Path | None
 ) -> RunRecord:
+    """The record of a run, wherever its streams are."""
     from muster.attach import attached
     from muster.cli.settings import read_config
     from muster.record import read_record

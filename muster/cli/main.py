@@ -20,6 +20,7 @@ from muster.clean import clean
 from muster.cli.explain import app as explain_app
 from muster.cli.hosts import app as hosts_app
 from muster.cli.inspect import app as inspect_app
+from muster.cli.sim import app as sim_app
 from muster.errors import MusterError
 
 app = typer.Typer(
@@ -213,6 +214,10 @@ def demo(
     groups_per_batch: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 4,
     group_size: Annotated[int, typer.Option(help="Siblings in a group.")] = 4,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 0.7,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Inference replicas; without it, as configured."),
+    ] = None,
     tasks: Annotated[
         Path | None, typer.Option(help="Task set; without it, the bundled one.")
     ] = None,
@@ -225,7 +230,9 @@ def demo(
     from muster.cli.demo import DemoOptions
     from muster.cli.demo import demo as run
 
-    options = DemoOptions(batches, groups_per_batch, group_size, temperature, timeout_s)
+    options = DemoOptions(
+        batches, groups_per_batch, group_size, temperature, timeout_s, replicas or 0
+    )
     raise typer.Exit(
         run(
             options,
@@ -265,6 +272,7 @@ app.registered_commands += inspect_app.registered_commands
 app.registered_groups += inspect_app.registered_groups
 app.registered_commands += explain_app.registered_commands
 app.registered_commands += hosts_app.registered_commands
+app.registered_groups += sim_app.registered_groups
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

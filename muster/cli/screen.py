@@ -101,7 +101,7 @@ class LineScreen(_Plain):
 
     def service(self, report: Report) -> None:
         detail = f"  {report.detail}" if report.detail else ""
-        self.line(f"{report.service:<10} {report.phase}{detail}")
+        self.line(f"{report.service:<11} {report.phase}{detail}")
 
     def job(self, progress: Progress) -> None:
         p = progress

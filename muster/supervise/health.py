@@ -78,7 +78,8 @@ class Health:
         # Others may be in a PID namespace of their own: what they think to be is not what we know.
         who = pid if service.kind in STANDBYS else None
         for entry in await self._listed(service.kind):
-            if _is(entry, who) and await serving(entry.address, service.health):
+            named = not service.id or service.id == entry.id
+            if named and _is(entry, who) and await serving(entry.address, service.health):
                 return True
         return False
 

@@ -34,12 +34,14 @@ class Service(Value, frozen=True):
     """One process to run. `health` is its gRPC health name, empty for the embedded server.
 
     `role`: under which it is listed and logs; its name, but for a second process of one role.
+    `id`: under which it is listed, where it is told; empty: it chooses one.
     """
 
     rule: ServiceRule
     command: tuple[str, ...]
     health: str = ""
     role: str = ""
+    id: str = ""
 
     @property
     def name(self) -> str:
@@ -55,17 +57,27 @@ def plan(
 ) -> tuple[Service, ...]:
     """The services in start order; an embedded server first when no redis.url is set.
 
-    With `standbys`, a second router and bank at the end, started once the first are ready.
+    With `standbys`, a second router and bank at the end, started once the first are ready. With
+    several `replicas`, as many inference services: inference-1, inference-2, …
     """
     embedded = not config.redis.url
     found = [_redis(config, runtime)] if embedded else []
     after = (REDIS,) if embedded else ()
     roles = [name for name in FIVE if name in only]
-    found += [_service(name, name, after, runtime, _READY_S.get(name, ready_s)) for name in roles]
+    for role in roles:
+        names = replicas(config) if role == "inference" else (role,)
+        found += [_service(role, n, after, runtime, _READY_S.get(role, ready_s)) for n in names]
     if config.standbys:
         doubled = [name for name in STANDBYS if name in only]
         found += [_service(n, second(n), (*after, n), runtime, ready_s) for n in doubled]
     return tuple(found)
+
+
+def replicas(config: Config) -> tuple[str, ...]:
+    """Names of the inference services; a single one bears its role's name."""
+    if config.replicas == 1:
+        return ("inference",)
+    return tuple(f"inference-{number}" for number in range(1, config.replicas + 1))
 
 
 def second(role: str) -> str:
@@ -81,8 +93,15 @@ def _service(
     outlives = () if role in ("router", "trainer") else ("router", second("router"))
     rule = ServiceRule(name, after, outlives, ready_s)
     file = str(config_file(runtime))
-    command = (sys.executable, "-P", "-m", f"services.{role}", "--config", file)
-    return Service(rule, command, f"muster.v1.{_PROTO_NAMES[role]}", role)
+    command: tuple[str, ...] = (
+        *(sys.executable, "-P", "-m", f"services.{role}"),
+        *("--config", file),
+    )
+    id_ = ""
+    if role == "inference":  # the same after a restart: reports and logs name one replica
+        id_ = "inference-1" if name == role else name
+        command += ("--replica", id_)
+    return Service(rule, command, f"muster.v1.{_PROTO_NAMES[role]}", role, id_)
 
 
 def config_file(runtime: Path) -> Path:

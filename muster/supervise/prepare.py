@@ -18,7 +18,7 @@ from pathlib import Path
 
 from muster.config import Config
 from muster.durability import check_settings
-from muster.errors import HostUnfit
+from muster.errors import ConfigError, HostUnfit
 from muster.redis_link import check_url
 from muster.rpc import check_address
 from muster.streams import connect
@@ -91,10 +91,23 @@ def check_given(config: Config, only: Collection[str] = plan.FIVE) -> None:
         listen = getattr(config.sections.get(name), "listen", None)
         if listen is not None:
             check_address(listen, field=f"{name}.listen")
+    _check_replicas(config)
     if _READS_MODEL & set(only):
         from muster.model import check_model
 
         check_model(config.model.path)
+
+
+def _check_replicas(config: Config) -> None:
+    """Several replicas cannot listen on one port."""
+    listen = getattr(config.sections.get("inference"), "listen", "")
+    if config.replicas > 1 and listen and not listen.endswith(":0"):
+        raise ConfigError(
+            f"{config.replicas} replicas cannot listen on one port",
+            field="inference.listen",
+            value=listen,
+            way_out="write port 0: each takes a free one, and is found by its announcement",
+        )
 
 
 async def _reach(config: Config) -> None:

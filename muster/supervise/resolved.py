@@ -1,12 +1,13 @@
 """The configuration as the services of one run get it: every default and path written out.
 
-Pure. Promise: what `toml_of` writes, load_config reads back
+Pure, but for the number of cores. Promise: what `toml_of` writes, load_config reads back
 equal. Does not cover: where it is written.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +16,18 @@ from muster.config import Config
 
 
 def resolve(config: Config, *, redis_url: str, model: str) -> Config:
-    """`config` with the address of the server and the model folder that were settled on."""
+    """`config` with the address of the server and the model folder that were settled on.
+
+    Several replicas that name no number of threads get an equal share of the cores each.
+    """
+    sections = dict(config.sections)
+    inference = sections.get("inference")
+    if inference is not None and config.replicas > 1 and getattr(inference, "threads", 1) == 0:
+        share = max(1, (os.cpu_count() or 1) // config.replicas)
+        sections["inference"] = inference.model_copy(update={"threads": share})
     return config.model_copy(
         update={
+            "sections": sections,
             "redis": config.redis.model_copy(update={"url": redis_url}),
             "model": config.model.model_copy(update={"path": model}),
         }

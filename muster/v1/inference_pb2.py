@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/inference.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xc0\x01\n\x0fGenerateRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\"b\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12)\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x19.muster.v1.GenerateFinish\"\xad\x01\n\x0eGenerateFinish\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.muster.v1.FinishReason\x12%\n\x05spans\x18\x02 \x03(\x0b\x32\x16.muster.v1.VersionSpan\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\"J\n\x0c\x41\x62ortRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"6\n\x0cScoreRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\"2\n\rScoreResponse\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x03\"7\n\x13\x43laimReplicaRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x03\"\'\n\x14\x43laimReplicaResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x05\"\x19\n\x17GetReplicaStatusRequest\"\xd8\x02\n\x18GetReplicaStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.muster.v1.ReplicaState\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x17\n\x0fkv_tokens_total\x18\x06 \x01(\x03\x12\x16\n\x0ekv_tokens_used\x18\x07 \x01(\x03\x12,\n\x0cupdate_phase\x18\x08 \x01(\x0e\x32\x16.muster.v1.UpdatePhase\x12\x16\n\x0eupdate_version\x18\t \x01(\x03\x12\x14\n\x0cupdate_error\x18\n \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0b \x01(\t\x12\x18\n\x10tokens_generated\x18\x0c \x01(\x03\x12\x14\n\x0c\x66\x65nced_calls\x18\r \x01(\x03\"I\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"\x7f\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06parent\x18\x02 \x01(\x03\x12\'\n\x07tensors\x18\x03 \x03(\x0b\x32\x16.muster.v1.TensorEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x05 \x01(\x03\"\x86\x01\n\rTransferGroup\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x12\n\ngeneration\x18\x06 \x01(\t\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\"\x96\x01\n\x1aPrepareWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12+\n\x08manifest\x18\x03 \x01(\x0b\x32\x19.muster.v1.WeightManifest\x12\'\n\x05group\x18\x04 \x01(\x0b\x32\x18.muster.v1.TransferGroup\"6\n\x1bPrepareWeightUpdateResponse\x12\x17\n\x0fserving_version\x18\x01 \x01(\x03\"P\n\x19\x43ommitWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xa9\x01\n\x1a\x43ommitWeightUpdateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07pause_s\x18\x02 \x01(\x01\x12\x11\n\treceive_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x61pply_s\x18\x04 \x01(\x01\x12\x13\n\x0btoken_gap_s\x18\x05 \x01(\x01\x12\x1b\n\x13requests_recomputed\x18\x06 \x01(\x05\x12\x13\n\x0btokens_lost\x18\x07 \x01(\x05\"^\n\x18\x41\x62ortWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\"4\n\x19\x41\x62ortWeightUpdateResponse\x12\x17\n\x0fserving_version\x18\x01 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\x9a\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x18\n\x14REPLICA_STATE_FENCED\x10\x03\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x04*\x90\x01\n\x0bUpdatePhase\x12\x1c\n\x18UPDATE_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11UPDATE_PHASE_IDLE\x10\x01\x12\x1a\n\x16UPDATE_PHASE_RECEIVING\x10\x02\x12\x17\n\x13UPDATE_PHASE_STAGED\x10\x03\x12\x17\n\x13UPDATE_PHASE_FAILED\x10\x04\x32\xa8\x05\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.muster.v1.GenerateRequest\x1a\x1b.muster.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.muster.v1.AbortRequest\x1a\x18.muster.v1.AbortResponse\x12:\n\x05Score\x12\x17.muster.v1.ScoreRequest\x1a\x18.muster.v1.ScoreResponse\x12O\n\x0c\x43laimReplica\x12\x1e.muster.v1.ClaimReplicaRequest\x1a\x1f.muster.v1.ClaimReplicaResponse\x12[\n\x10GetReplicaStatus\x12\".muster.v1.GetReplicaStatusRequest\x1a#.muster.v1.GetReplicaStatusResponse\x12\x64\n\x13PrepareWeightUpdate\x12%.muster.v1.PrepareWeightUpdateRequest\x1a&.muster.v1.PrepareWeightUpdateResponse\x12\x61\n\x12\x43ommitWeightUpdate\x12$.muster.v1.CommitWeightUpdateRequest\x1a%.muster.v1.CommitWeightUpdateResponse\x12^\n\x11\x41\x62ortWeightUpdate\x12#.muster.v1.AbortWeightUpdateRequest\x1a$.muster.v1.AbortWeightUpdateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/inference.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xc0\x01\n\x0fGenerateRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x01(\x0c\x12+\n\x08sampling\x18\x04 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\x05\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\x05\"b\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12)\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x19.muster.v1.GenerateFinish\"\xad\x01\n\x0eGenerateFinish\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.muster.v1.FinishReason\x12%\n\x05spans\x18\x02 \x03(\x0b\x32\x16.muster.v1.VersionSpan\x12\x15\n\rcached_tokens\x18\x03 \x01(\x05\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\"J\n\x0c\x41\x62ortRequest\x12&\n\x07\x65pisode\x18\x01 \x01(\x0b\x32\x15.muster.v1.EpisodeKey\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"6\n\x0cScoreRequest\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\"2\n\rScoreResponse\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x03\"7\n\x13\x43laimReplicaRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x03\"\'\n\x14\x43laimReplicaResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\x05\"2\n\x0eGrantKvRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x03\"\xe5\x01\n\x0fGrantKvResponse\x12\x0c\n\x04life\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.muster.v1.ReplicaState\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x15\n\rcredit_tokens\x18\x04 \x01(\x03\x12\r\n\x05ttl_s\x18\x05 \x01(\x01\x12\x12\n\nblock_size\x18\x06 \x01(\x05\x12\x0f\n\x07running\x18\x07 \x01(\x05\x12\x0f\n\x07waiting\x18\x08 \x01(\x05\x12\r\n\x05steps\x18\t \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\n \x01(\t\x12\x10\n\x08updating\x18\x0b \x01(\x08\"\x19\n\x17GetReplicaStatusRequest\"\xd8\x02\n\x18GetReplicaStatusResponse\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.muster.v1.ReplicaState\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x05\x12\x0f\n\x07waiting\x18\x05 \x01(\x05\x12\x17\n\x0fkv_tokens_total\x18\x06 \x01(\x03\x12\x16\n\x0ekv_tokens_used\x18\x07 \x01(\x03\x12,\n\x0cupdate_phase\x18\x08 \x01(\x0e\x32\x16.muster.v1.UpdatePhase\x12\x16\n\x0eupdate_version\x18\t \x01(\x03\x12\x14\n\x0cupdate_error\x18\n \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x0b \x01(\t\x12\x18\n\x10tokens_generated\x18\x0c \x01(\x03\x12\x14\n\x0c\x66\x65nced_calls\x18\r \x01(\x03\"I\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"\x7f\n\x0eWeightManifest\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06parent\x18\x02 \x01(\x03\x12\'\n\x07tensors\x18\x03 \x03(\x0b\x32\x16.muster.v1.TensorEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_total\x18\x05 \x01(\x03\"\x86\x01\n\rTransferGroup\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04rank\x18\x04 \x01(\x05\x12\x12\n\nworld_size\x18\x05 \x01(\x05\x12\x12\n\ngeneration\x18\x06 \x01(\t\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\"\x96\x01\n\x1aPrepareWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12+\n\x08manifest\x18\x03 \x01(\x0b\x32\x19.muster.v1.WeightManifest\x12\'\n\x05group\x18\x04 \x01(\x0b\x32\x18.muster.v1.TransferGroup\"6\n\x1bPrepareWeightUpdateResponse\x12\x17\n\x0fserving_version\x18\x01 \x01(\x03\"P\n\x19\x43ommitWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\xa9\x01\n\x1a\x43ommitWeightUpdateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0f\n\x07pause_s\x18\x02 \x01(\x01\x12\x11\n\treceive_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x61pply_s\x18\x04 \x01(\x01\x12\x13\n\x0btoken_gap_s\x18\x05 \x01(\x01\x12\x1b\n\x13requests_recomputed\x18\x06 \x01(\x05\x12\x13\n\x0btokens_lost\x18\x07 \x01(\x05\"^\n\x18\x41\x62ortWeightUpdateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x08\"4\n\x19\x41\x62ortWeightUpdateResponse\x12\x17\n\x0fserving_version\x18\x01 \x01(\x03*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*\x9a\x01\n\x0cReplicaState\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16REPLICA_STATE_STARTING\x10\x01\x12\x19\n\x15REPLICA_STATE_SERVING\x10\x02\x12\x18\n\x14REPLICA_STATE_FENCED\x10\x03\x12\x1a\n\x16REPLICA_STATE_DRAINING\x10\x04*\x90\x01\n\x0bUpdatePhase\x12\x1c\n\x18UPDATE_PHASE_UNSPECIFIED\x10\x00\x12\x15\n\x11UPDATE_PHASE_IDLE\x10\x01\x12\x1a\n\x16UPDATE_PHASE_RECEIVING\x10\x02\x12\x17\n\x13UPDATE_PHASE_STAGED\x10\x03\x12\x17\n\x13UPDATE_PHASE_FAILED\x10\x04\x32\xea\x05\n\x10InferenceService\x12\x45\n\x08Generate\x12\x1a.muster.v1.GenerateRequest\x1a\x1b.muster.v1.GenerateResponse0\x01\x12:\n\x05\x41\x62ort\x12\x17.muster.v1.AbortRequest\x1a\x18.muster.v1.AbortResponse\x12:\n\x05Score\x12\x17.muster.v1.ScoreRequest\x1a\x18.muster.v1.ScoreResponse\x12O\n\x0c\x43laimReplica\x12\x1e.muster.v1.ClaimReplicaRequest\x1a\x1f.muster.v1.ClaimReplicaResponse\x12@\n\x07GrantKv\x12\x19.muster.v1.GrantKvRequest\x1a\x1a.muster.v1.GrantKvResponse\x12[\n\x10GetReplicaStatus\x12\".muster.v1.GetReplicaStatusRequest\x1a#.muster.v1.GetReplicaStatusResponse\x12\x64\n\x13PrepareWeightUpdate\x12%.muster.v1.PrepareWeightUpdateRequest\x1a&.muster.v1.PrepareWeightUpdateResponse\x12\x61\n\x12\x43ommitWeightUpdate\x12$.muster.v1.CommitWeightUpdateRequest\x1a%.muster.v1.CommitWeightUpdateResponse\x12^\n\x11\x41\x62ortWeightUpdate\x12#.muster.v1.AbortWeightUpdateRequest\x1a$.muster.v1.AbortWeightUpdateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2177
-  _globals['_FINISHREASON']._serialized_end=2297
-  _globals['_REPLICASTATE']._serialized_start=2300
-  _globals['_REPLICASTATE']._serialized_end=2454
-  _globals['_UPDATEPHASE']._serialized_start=2457
-  _globals['_UPDATEPHASE']._serialized_end=2601
+  _globals['_FINISHREASON']._serialized_start=2461
+  _globals['_FINISHREASON']._serialized_end=2581
+  _globals['_REPLICASTATE']._serialized_start=2584
+  _globals['_REPLICASTATE']._serialized_end=2738
+  _globals['_UPDATEPHASE']._serialized_start=2741
+  _globals['_UPDATEPHASE']._serialized_end=2885
   _globals['_GENERATEREQUEST']._serialized_start=65
   _globals['_GENERATEREQUEST']._serialized_end=257
   _globals['_GENERATERESPONSE']._serialized_start=259
@@ -56,28 +56,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLAIMREPLICAREQUEST']._serialized_end=806
   _globals['_CLAIMREPLICARESPONSE']._serialized_start=808
   _globals['_CLAIMREPLICARESPONSE']._serialized_end=847
-  _globals['_GETREPLICASTATUSREQUEST']._serialized_start=849
-  _globals['_GETREPLICASTATUSREQUEST']._serialized_end=874
-  _globals['_GETREPLICASTATUSRESPONSE']._serialized_start=877
-  _globals['_GETREPLICASTATUSRESPONSE']._serialized_end=1221
-  _globals['_TENSORENTRY']._serialized_start=1223
-  _globals['_TENSORENTRY']._serialized_end=1296
-  _globals['_WEIGHTMANIFEST']._serialized_start=1298
-  _globals['_WEIGHTMANIFEST']._serialized_end=1425
-  _globals['_TRANSFERGROUP']._serialized_start=1428
-  _globals['_TRANSFERGROUP']._serialized_end=1562
-  _globals['_PREPAREWEIGHTUPDATEREQUEST']._serialized_start=1565
-  _globals['_PREPAREWEIGHTUPDATEREQUEST']._serialized_end=1715
-  _globals['_PREPAREWEIGHTUPDATERESPONSE']._serialized_start=1717
-  _globals['_PREPAREWEIGHTUPDATERESPONSE']._serialized_end=1771
-  _globals['_COMMITWEIGHTUPDATEREQUEST']._serialized_start=1773
-  _globals['_COMMITWEIGHTUPDATEREQUEST']._serialized_end=1853
-  _globals['_COMMITWEIGHTUPDATERESPONSE']._serialized_start=1856
-  _globals['_COMMITWEIGHTUPDATERESPONSE']._serialized_end=2025
-  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_start=2027
-  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_end=2121
-  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_start=2123
-  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_end=2175
-  _globals['_INFERENCESERVICE']._serialized_start=2604
-  _globals['_INFERENCESERVICE']._serialized_end=3284
+  _globals['_GRANTKVREQUEST']._serialized_start=849
+  _globals['_GRANTKVREQUEST']._serialized_end=899
+  _globals['_GRANTKVRESPONSE']._serialized_start=902
+  _globals['_GRANTKVRESPONSE']._serialized_end=1131
+  _globals['_GETREPLICASTATUSREQUEST']._serialized_start=1133
+  _globals['_GETREPLICASTATUSREQUEST']._serialized_end=1158
+  _globals['_GETREPLICASTATUSRESPONSE']._serialized_start=1161
+  _globals['_GETREPLICASTATUSRESPONSE']._serialized_end=1505
+  _globals['_TENSORENTRY']._serialized_start=1507
+  _globals['_TENSORENTRY']._serialized_end=1580
+  _globals['_WEIGHTMANIFEST']._serialized_start=1582
+  _globals['_WEIGHTMANIFEST']._serialized_end=1709
+  _globals['_TRANSFERGROUP']._serialized_start=1712
+  _globals['_TRANSFERGROUP']._serialized_end=1846
+  _globals['_PREPAREWEIGHTUPDATEREQUEST']._serialized_start=1849
+  _globals['_PREPAREWEIGHTUPDATEREQUEST']._serialized_end=1999
+  _globals['_PREPAREWEIGHTUPDATERESPONSE']._serialized_start=2001
+  _globals['_PREPAREWEIGHTUPDATERESPONSE']._serialized_end=2055
+  _globals['_COMMITWEIGHTUPDATEREQUEST']._serialized_start=2057
+  _globals['_COMMITWEIGHTUPDATEREQUEST']._serialized_end=2137
+  _globals['_COMMITWEIGHTUPDATERESPONSE']._serialized_start=2140
+  _globals['_COMMITWEIGHTUPDATERESPONSE']._serialized_end=2309
+  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_start=2311
+  _globals['_ABORTWEIGHTUPDATEREQUEST']._serialized_end=2405
+  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_start=2407
+  _globals['_ABORTWEIGHTUPDATERESPONSE']._serialized_end=2459
+  _globals['_INFERENCESERVICE']._serialized_start=2888
+  _globals['_INFERENCESERVICE']._serialized_end=3634
 # @@protoc_insertion_point(module_scope)

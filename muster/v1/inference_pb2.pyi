@@ -318,6 +318,84 @@ class ClaimReplicaResponse(_message.Message):
 Global___ClaimReplicaResponse: _TypeAlias = ClaimReplicaResponse  # noqa: Y015
 
 @_typing.final
+class GrantKvRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    owner_epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        owner_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner_epoch", b"owner_epoch", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantKvRequest: _TypeAlias = GrantKvRequest  # noqa: Y015
+
+@_typing.final
+class GrantKvResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIFE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CREDIT_TOKENS_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    UPDATING_FIELD_NUMBER: _builtins.int
+    life: _builtins.str
+    """Names the process: another one has an empty cache, whatever its id."""
+    state: Global___ReplicaState.ValueType
+    version: _builtins.int
+    credit_tokens: _builtins.int
+    """KV tokens that the owner's conversations may fill; 0 while it serves nothing."""
+    ttl_s: _builtins.float
+    """Seconds, from the answer on."""
+    block_size: _builtins.int
+    """Tokens of a KV block: prefixes are cached in whole blocks."""
+    running: _builtins.int
+    waiting: _builtins.int
+    steps: _builtins.int
+    """Engine steps since its start: they stand still in an engine that hangs."""
+    detail: _builtins.str
+    """Why it serves nothing, for people."""
+    updating: _builtins.bool
+    """Weights are being applied: the engine stands still meanwhile, its requests wait."""
+    def __init__(
+        self,
+        *,
+        life: _builtins.str = ...,
+        state: Global___ReplicaState.ValueType = ...,
+        version: _builtins.int = ...,
+        credit_tokens: _builtins.int = ...,
+        ttl_s: _builtins.float = ...,
+        block_size: _builtins.int = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        detail: _builtins.str = ...,
+        updating: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "credit_tokens", b"credit_tokens", "detail", b"detail", "life", b"life", "running", b"running", "state", b"state", "steps", b"steps", "ttl_s", b"ttl_s", "updating", b"updating", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantKvResponse: _TypeAlias = GrantKvResponse  # noqa: Y015
+
+@_typing.final
 class GetReplicaStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -55,6 +55,11 @@ class InferenceServiceStub:
                 request_serializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.FromString,
                 _registered_method=True)
+        self.GrantKv = channel.unary_unary(
+                '/muster.v1.InferenceService/GrantKv',
+                request_serializer=muster_dot_v1_dot_inference__pb2.GrantKvRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_inference__pb2.GrantKvResponse.FromString,
+                _registered_method=True)
         self.GetReplicaStatus = channel.unary_unary(
                 '/muster.v1.InferenceService/GetReplicaStatus',
                 request_serializer=muster_dot_v1_dot_inference__pb2.GetReplicaStatusRequest.SerializeToString,
@@ -103,6 +108,14 @@ class InferenceServiceServicer:
 
     def ClaimReplica(self, request, context):
         """A router took over the run: every older owner epoch is refused from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GrantKv(self, request, context):
+        """A credit on this replica's KV cache for the owner of the run, good for `ttl_s`; asked for anew
+        well before. Older owner epochs are refused. Also says what a router needs to judge its health.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,6 +171,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.ClaimReplica,
                     request_deserializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.FromString,
                     response_serializer=muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.SerializeToString,
+            ),
+            'GrantKv': grpc.unary_unary_rpc_method_handler(
+                    servicer.GrantKv,
+                    request_deserializer=muster_dot_v1_dot_inference__pb2.GrantKvRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_inference__pb2.GrantKvResponse.SerializeToString,
             ),
             'GetReplicaStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReplicaStatus,
@@ -289,6 +307,33 @@ class InferenceService:
             '/muster.v1.InferenceService/ClaimReplica',
             muster_dot_v1_dot_inference__pb2.ClaimReplicaRequest.SerializeToString,
             muster_dot_v1_dot_inference__pb2.ClaimReplicaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GrantKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.InferenceService/GrantKv',
+            muster_dot_v1_dot_inference__pb2.GrantKvRequest.SerializeToString,
+            muster_dot_v1_dot_inference__pb2.GrantKvResponse.FromString,
             options,
             channel_credentials,
             insecure,

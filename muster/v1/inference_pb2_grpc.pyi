@@ -40,6 +40,10 @@ class InferenceServiceStub:
     """Log-probability of each token after the first under the weights served now."""
     ClaimReplica: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClaimReplicaRequest, _inference_pb2.ClaimReplicaResponse]
     """A router took over the run: every older owner epoch is refused from now on."""
+    GrantKv: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GrantKvRequest, _inference_pb2.GrantKvResponse]
+    """A credit on this replica's KV cache for the owner of the run, good for `ttl_s`; asked for anew
+    well before. Older owner epochs are refused. Also says what a router needs to judge its health.
+    """
     GetReplicaStatus: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetReplicaStatusRequest, _inference_pb2.GetReplicaStatusResponse]
     PrepareWeightUpdate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.PrepareWeightUpdateRequest, _inference_pb2.PrepareWeightUpdateResponse]
     """Phase 1: fence checks, join the transfer group, receive into staging while
@@ -62,6 +66,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Log-probability of each token after the first under the weights served now."""
     ClaimReplica: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClaimReplicaRequest, _inference_pb2.ClaimReplicaResponse]  # type: ignore[assignment]
     """A router took over the run: every older owner epoch is refused from now on."""
+    GrantKv: _aio.UnaryUnaryMultiCallable[_inference_pb2.GrantKvRequest, _inference_pb2.GrantKvResponse]  # type: ignore[assignment]
+    """A credit on this replica's KV cache for the owner of the run, good for `ttl_s`; asked for anew
+    well before. Older owner epochs are refused. Also says what a router needs to judge its health.
+    """
     GetReplicaStatus: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetReplicaStatusRequest, _inference_pb2.GetReplicaStatusResponse]  # type: ignore[assignment]
     PrepareWeightUpdate: _aio.UnaryUnaryMultiCallable[_inference_pb2.PrepareWeightUpdateRequest, _inference_pb2.PrepareWeightUpdateResponse]  # type: ignore[assignment]
     """Phase 1: fence checks, join the transfer group, receive into staging while
@@ -105,6 +113,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ClaimReplicaResponse, _abc.Awaitable[_inference_pb2.ClaimReplicaResponse]]:
         """A router took over the run: every older owner epoch is refused from now on."""
+
+    @_abc_1.abstractmethod
+    def GrantKv(
+        self,
+        request: _inference_pb2.GrantKvRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.GrantKvResponse, _abc.Awaitable[_inference_pb2.GrantKvResponse]]:
+        """A credit on this replica's KV cache for the owner of the run, good for `ttl_s`; asked for anew
+        well before. Older owner epochs are refused. Also says what a router needs to judge its health.
+        """
 
     @_abc_1.abstractmethod
     def GetReplicaStatus(

@@ -34,11 +34,12 @@ T = TypeVar("T")
 MakeEngine = Callable[[InferenceConfig, Path], "Engine"]
 _ALIVE_POLL_S = 0.5
 _REDIS_AWAY_S = 0.5
+_FAKE_TOKENS_PER_GIB = 1 << 16
 _log = telemetry.logger("muster.inference")
 
 
-async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
-    """Serve until asked to stop or the engine dies."""
+async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine, name: str = "") -> None:
+    """Serve until asked to stop or the engine dies; `name`: the replica's id, "" for a new one."""
     from muster import rpc
     from muster.registry import Registry
     from muster.streams import connect
@@ -48,7 +49,7 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine) -> None:
     config = life.config
     settings = config.section("inference", InferenceConfig)
     _check(settings)
-    replica_id = f"inference-{uuid.uuid4().hex[:8]}"
+    replica_id = name or f"inference-{uuid.uuid4().hex[:8]}"
     async with connect(config.redis) as redis:
         found = await _unless_stopped(life, _newest(redis, config))
         if found is None:
@@ -119,7 +120,9 @@ def make_engine(settings: InferenceConfig, folder: Path) -> Engine:
         from services.inference.adapters.fake_words import words_of
         from services.inference.adapters.receive import receive_and_verify
 
-        return FakeEngine(Script(chunk=64), receive=receive_and_verify, speak=words_of(folder))
+        tokens = int(settings.kv_cache_gib * _FAKE_TOKENS_PER_GIB)
+        script = Script(chunk=64, kv_tokens=tokens, block=settings.block_size)
+        return FakeEngine(script, receive=receive_and_verify, speak=words_of(folder))
     from services.inference.adapters.vllm import VllmEngine
 
     return VllmEngine(str(folder), settings)
@@ -136,9 +139,11 @@ def _driver(
         requests_max=settings.max_requests,
         scores_max=settings.scores_max,
         tokens_max=settings.max_model_len,
+        credit_share=settings.credit_share,
+        credit_ttl_s=settings.credit_ttl_s,
     )
     return ReplicaDriver(
-        Replica(config.run, bounds),
+        Replica(config.run, bounds, life=uuid.uuid4().hex),
         engine,
         receive_timeout_s=settings.receive_timeout_s,
         expected=tensor_shapes(folder),
@@ -247,7 +252,14 @@ def main(make: MakeEngine = make_engine) -> NoReturn:
     """Entry point; another `make` gives an engine of the caller's own."""
     parser = argparse.ArgumentParser(prog="services.inference", description="One engine replica.")
     parser.add_argument("--config", type=Path, help="TOML file; default: built-in settings")
-    path = parser.parse_args().config
+    parser.add_argument(
+        "--replica",
+        default="",
+        metavar="ID",
+        help="its id in the run, one process at a time; default: a new one at each start",
+    )
+    arguments = parser.parse_args()
+    path = arguments.config
     try:
         settings = load_config(path, os.environ).section("inference", InferenceConfig)
         if settings.isolate:
@@ -256,7 +268,9 @@ def main(make: MakeEngine = make_engine) -> NoReturn:
         pass  # lifecycle.run meets it again and says it to the person
     try:
         status = lifecycle.run(
-            partial(serve_replica, make=make), name="inference", config_path=path
+            partial(serve_replica, make=make, name=arguments.replica),
+            name=arguments.replica or "inference",
+            config_path=path,
         )
     except (SystemExit, KeyboardInterrupt):
         status = 0  # asked to stop before the loop had its handlers: nothing has begun

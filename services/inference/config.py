@@ -23,7 +23,7 @@ class InferenceConfig(Section):
     max_model_len: int = Field(2048, ge=64)
     """Longest context, prompt and sampled tokens together."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """Memory for the KV cache, GiB."""
+    """Memory for the KV cache, GiB; of the fake engine 65,536 tokens each."""
     max_requests: int = Field(32, ge=1, le=4096)
     """Requests admitted at once; more are refused, the router chooses another replica."""
     scores_max: int = Field(2, ge=1, le=64)
@@ -34,6 +34,11 @@ class InferenceConfig(Section):
     """Type of the weights in the engine."""
     block_size: int = Field(32, ge=16)
     """KV block, tokens; shared prefixes are cached in whole blocks (multiple of 32 on CPU)."""
+    credit_share: float = Field(1.0, gt=0, le=1)
+    """Share of the KV cache that a router's conversations may fill; the rest is spare room for what
+    they grow by between two of its looks."""
+    credit_ttl_s: float = Field(10.0, ge=2, le=600)
+    """How long a credit on the KV cache is good; a router asks about once a second."""
     canary_timeout_s: float = Field(60.0, gt=0)
     """Longest wait for the canary at start and after an apply."""
     apply_timeout_s: float = Field(120.0, gt=0)

@@ -27,12 +27,13 @@ from services.inference.engine import (
     CommitFigures,
     Engine,
     Finish,
+    Load,
     Sampling,
     Scored,
     UpdatePhase,
     UpdateStatus,
 )
-from services.inference.replica import Replica, State, engine_name
+from services.inference.replica import Grant, Replica, State, engine_name
 from services.inference.sampling import check_sampling
 
 _log = telemetry.logger("muster.inference")
@@ -121,6 +122,12 @@ class ReplicaDriver:
         """Refuse older owners from now on, end their requests; how many were running."""
         self.replica.claim(run, owner_epoch)
         return await self._end_orphans()
+
+    async def grant(self, run: str, owner_epoch: int, load: Load) -> Grant:
+        """A credit for the owner; what a former one left running is ended."""
+        grant = self.replica.grant(run, owner_epoch, load)
+        await self._end_orphans()
+        return grant
 
     async def _end_orphans(self) -> int:
         orphans = self.replica.orphans

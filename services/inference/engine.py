@@ -60,13 +60,14 @@ class Scored(Value, frozen=True):
 
 
 class Load(Value, frozen=True):
-    """What the engine is busy with; KV in tokens."""
+    """What the engine is busy with; KV in tokens; `steps` it has taken since its start."""
 
     running: int = 0
     waiting: int = 0
     kv_tokens_total: int = 0
     kv_tokens_used: int = 0
     tokens_generated: int = 0
+    steps: int = 0
 
 
 class UpdateStatus(Value, frozen=True):
@@ -105,6 +106,8 @@ class Engine(Protocol):
 
     fingerprint: str
     """What its figures depend on: engine, its version, dtype, backend."""
+    block_size: int
+    """Tokens of a KV block: prefixes are cached in whole blocks."""
 
     async def start(self, version: int) -> None:
         """Load, label the weights `version`, warm up and pass the canary; then ready to serve."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
-from muster.types import EpisodeKey
+from muster.types import EpisodeKey, Value
+from services.inference.engine import Load
 
 STATE_FIELD = "replica.state"
 """`field` of a refusal that is about the replica's state, not about the call."""
@@ -30,17 +31,43 @@ class State(StrEnum):
 
 
 class Bounds:
-    """Limits from the configuration."""
+    """Limits from the configuration. `credit_share`: of the KV cache; `credit_ttl_s`: seconds."""
 
-    def __init__(self, *, requests_max: int, scores_max: int, tokens_max: int):
+    def __init__(
+        self,
+        *,
+        requests_max: int,
+        scores_max: int,
+        tokens_max: int,
+        credit_share: float = 1.0,
+        credit_ttl_s: float = 10.0,
+    ):
         self.requests_max, self.scores_max, self.tokens_max = requests_max, scores_max, tokens_max
+        self.credit_share, self.credit_ttl_s = credit_share, credit_ttl_s
+
+
+class Grant(Value, frozen=True):
+    """A credit on the KV cache, good for `ttl_s` seconds; no tokens while nothing is served.
+
+    `life` names the process whose cache it is, `detail` says why it serves nothing, `updating`
+    that its engine stands still because weights are being applied.
+    """
+
+    life: str
+    state: State
+    version: int
+    credit_tokens: int
+    ttl_s: float
+    detail: str
+    updating: bool = False
 
 
 class Replica:
     """The state of one replica. Every method either changes it as named or raises."""
 
-    def __init__(self, run: str, bounds: Bounds):
-        self._run, self._bounds = run, bounds
+    def __init__(self, run: str, bounds: Bounds, life: str = ""):
+        """life: names this process, and nothing else ever."""
+        self._run, self._bounds, self.life = run, bounds, life
         self.state = State.STARTING
         self.version = 0
         self.why_fenced = ""
@@ -131,6 +158,22 @@ class Replica:
     def claim(self, run: str, owner_epoch: int) -> None:
         """A router says that it owns the run: every older epoch is refused from now on."""
         self._own(run, owner_epoch, "")
+
+    def grant(self, run: str, owner_epoch: int, load: Load) -> Grant:
+        """What the owner's conversations may fill; older owners are refused."""
+        self._own(run, owner_epoch, "")
+        serving = self.state is State.SERVING
+        share = int(load.kv_tokens_total * self._bounds.credit_share)
+        why = "" if serving else self.why_fenced or f"the replica is {self.state}"
+        return Grant(
+            life=self.life,
+            state=self.state,
+            version=self.version,
+            credit_tokens=share if serving else 0,
+            ttl_s=self._bounds.credit_ttl_s,
+            detail=why,
+            updating=self.committing,
+        )
 
     def _own(self, run: str, epoch: int, prefix: str) -> None:
         self._check_run(run, f"{prefix}run")

@@ -72,6 +72,25 @@ class InferenceServicer(InferenceServiceServicer):
         aborted = await self._driver.claim(request.run, request.owner_epoch)
         return pb.ClaimReplicaResponse(aborted=aborted)
 
+    async def GrantKv(self, request: pb.GrantKvRequest, context: Any) -> pb.GrantKvResponse:
+        del context
+        engine = self._driver.engine
+        load = engine.load()
+        grant = await self._driver.grant(request.run, request.owner_epoch, load)
+        return pb.GrantKvResponse(
+            life=grant.life,
+            state=_STATES[grant.state],
+            version=grant.version,
+            credit_tokens=grant.credit_tokens,
+            ttl_s=grant.ttl_s,
+            block_size=engine.block_size,
+            running=load.running,
+            waiting=load.waiting,
+            steps=load.steps,
+            detail=grant.detail,
+            updating=grant.updating,
+        )
+
     async def GetReplicaStatus(
         self, request: pb.GetReplicaStatusRequest, context: Any
     ) -> pb.GetReplicaStatusResponse:

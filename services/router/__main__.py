@@ -32,8 +32,10 @@ async def _main(life: Lifecycle) -> None:
     from muster.leader import Leadership
     from muster.model import ensure_model
     from muster.registry import Registry
+    from muster.wakeups import drain_wakeups
     from services.router.config import RouterConfig
 
+    drain_wakeups(asyncio.get_running_loop())
     config = life.config
     section = config.section("router", RouterConfig)
     model = ensure_model(config.model.path, config.state_dir / "cache")
@@ -54,7 +56,7 @@ async def _lead(
     life: Lifecycle, client: Redis, registry: Registry, listener: Listener, epoch: int, model: Path
 ) -> None:
     """What the router in charge does, until it is asked to stop or is fenced."""
-    from muster import streams
+    from muster import collector, streams
     from muster.journal import Journal
     from muster.memory import memory_problem
     from muster.tasks import end
@@ -81,6 +83,7 @@ async def _lead(
         box_start_timeout_s=section.box_start_timeout_s,
         verify_queue_s=section.verify_queue_s,
         host_away_s=section.host_away_s,
+        block_tokens=machine_rules.prefix_block_tokens,
     )
     driver = RouterDriver(
         machine,
@@ -98,6 +101,7 @@ async def _lead(
         running = tasks.create_task(driver.run(life.stopping), name="router")
         try:
             await driver.recover()
+            collector.settle()
             async with (
                 listener.serving([service], names=["muster.v1.RouterService"]) as server,
                 registry.announce("router", f"router-{epoch}", server.address),

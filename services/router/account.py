@@ -11,6 +11,7 @@ from muster.outcome import starved
 from muster.types import EpisodeState, StateInterval, StepLimit
 from services.router import events as e
 
+_LINE_S = 1.0  # that a reply may be under way without being told apart from decoding
 _MODEL_STATES = (EpisodeState.PREFILL, EpisodeState.DECODE)
 
 
@@ -59,9 +60,13 @@ class Account:
         filled = min(queued + max(event.prefill_s, 0.0), end)
         self.spend(EpisodeState.QUEUE, start, queued)
         self.spend(EpisodeState.PREFILL, queued, filled)
-        self.spend(EpisodeState.DECODE, filled, end)
+        made = min(filled + event.decode_s, end) if event.decode_s >= 0 else end
+        made = end if end - made <= _LINE_S else made
+        self.spend(EpisodeState.DECODE, filled, made)
+        if made < end:  # the reply was there, and this router or the line to it was not
+            self.spend(EpisodeState.HOLD, made, end)
         self.spent_s += filled - queued  # summed as restore_reply sums them
-        self.spent_s += end - filled
+        self.spent_s += made - filled
 
     def said(self, *, done: bool) -> None:
         """A reply without a command."""

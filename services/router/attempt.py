@@ -3,7 +3,7 @@
 Owns: getting a box (the first, or one for a lost one), verification, the label, the release.
 Promise: pure; the box is kept until the label is durable, so that a router which takes over can
 verify; a box is rebuilt at most `replays_max` times. Does not cover: the turns and what is
-replayed (episode.py), the outcome rules (muster.outcome).
+replayed (episode.py, sampling.py), the outcome rules (muster.outcome).
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Attempt(ABC):
     ):
         """`fresh`: a former router may have left a box of this attempt that no record names."""
         self.key, self.task, self.rules = key, task, rules
+        self.id = key.id
         self.phase = Phase.BOX
         self.turn = self.turns_recorded = 0
         self.host = self.box = self.replica = ""
@@ -66,10 +67,6 @@ class Attempt(ABC):
         self._verdicts: tuple[Verdict, ...] = ()
         self._end: End | None = None
         self._failure, self._detail = Failure.NONE, ""
-
-    @property
-    def id(self) -> str:
-        return self.key.id
 
     @abstractmethod
     def _has_box(self, event: e.BoxAcquired, fleet: Fleet, now: float) -> Commands:
@@ -88,7 +85,7 @@ class Attempt(ABC):
 
     def start(self, fleet: Fleet, now: float) -> Commands:
         """Ask a host for a box; wait when there is none."""
-        self.host = fleet.pick_host(now, avoid=self._lost_host, builds=self.task.builds)
+        self.host = fleet.hosts.pick(now, avoid=self._lost_host, builds=self.task.builds)
         if not self.host:
             self._wake_at = now + self.rules.retry_after_s
             return []
@@ -120,8 +117,8 @@ class Attempt(ABC):
     def on_box_refused(self, event: e.BoxRefused, fleet: Fleet, now: float) -> Commands:
         if not self._wants_box or self._wake_at is not None:
             return []  # no request is under way that this could answer
-        fleet.box_gone(event.host)
-        fleet.host_failed(event.host, now)
+        fleet.hosts.box_gone(event.host)
+        fleet.hosts.failed(event.host, now)
         self._retries += 1
         if event.network_need:
             return self._lose(Failure.NETWORK_NEED, event.detail)
@@ -134,8 +131,8 @@ class Attempt(ABC):
         """Rebuild the box elsewhere, unless that was tried often enough."""
         if self._killed_hosts >= 2 or self._rebuilds >= self._replays_max:
             return self._lose(Failure.HOST_LOST, reason)
-        fleet.box_gone(self.host)
-        fleet.host_failed(self.host, now)
+        fleet.hosts.box_gone(self.host)
+        fleet.hosts.failed(self.host, now)
         self._lost_box(reason)
         lost = self._release()  # it may live on, unseen
         self._lost_host, self._rebuilds = self.host, self._rebuilds + 1
@@ -227,9 +224,8 @@ class Attempt(ABC):
         commands: Commands = []
         fleet.session_over(self.id)
         if self.box:
-            fleet.box_gone(self.host)
+            fleet.hosts.box_gone(self.host)
         if self.phase is Phase.GENERATE:
-            fleet.replied(self.replica)
             commands.append(e.AbortGenerate(self.key, self.replica, self.turn, self._retry))
         commands += self._release()
         self.phase = Phase.OVER

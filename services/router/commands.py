@@ -53,6 +53,9 @@ class Generate(Command, frozen=True):
     """Append `messages` to the conversation and sample a reply → Generated or GenerateFailed.
 
     `retry` > 0 asks for the same turn again: the messages are then already appended.
+    `why`: the reason for this replica; `terms`: what each candidate that was weighed was thought to
+    cost, seconds or the policy's own unit; of a seat that was kept, or let on after a hold, the
+    seconds of its prefill alone. `cached`: tokens of the context thought to be in its cache.
     """
 
     episode: EpisodeKey
@@ -64,6 +67,9 @@ class Generate(Command, frozen=True):
     context_max: int
     sampling: SamplingParams
     timeout_s: float
+    why: str = ""
+    terms: dict[str, float] = {}
+    cached: int = 0
 
 
 class AbortGenerate(Command, frozen=True):
@@ -73,6 +79,14 @@ class AbortGenerate(Command, frozen=True):
     replica: str
     turn: int
     retry: int
+
+
+class Touch(Command, frozen=True):
+    """Ask for one token on the present context and throw it away, so that its cache outlives a dead
+    one; no event. Nothing is lost when it is not done."""
+
+    episode: EpisodeKey
+    replica: str
 
 
 class RecordIntent(Command, frozen=True):
@@ -171,6 +185,17 @@ class DropConversation(Command, frozen=True):
     episode: EpisodeKey
 
 
+class ProbeReplica(Command, frozen=True):
+    """A short request to a replica that takes no turn yet → ReplicaProbed.
+
+    `life`: of the process that is to answer.
+    """
+
+    replica: str
+    life: str
+    timeout_s: float
+
+
 class TellStall(Command, frozen=True):
     """Log what everything waits for; no event."""
 
@@ -182,6 +207,7 @@ TracedCommand = (
     | AcquireBox
     | Generate
     | AbortGenerate
+    | Touch
     | RecordIntent
     | Exec
     | RecordTurn
@@ -193,4 +219,4 @@ TracedCommand = (
 )
 
 # TracedCommand: what is done for one group, in its trace.
-RouterCommand = TracedCommand | TellStall
+RouterCommand = TracedCommand | ProbeReplica | TellStall

@@ -6,11 +6,15 @@ what the whole run shares (groups_per_batch, repairs_max: top level).
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from muster.config import Config, Section
 from muster.types import Limits
 from services.router.rules import RouterRules
+
+_RULES = RouterRules(run="", owner_epoch=0)  # for defaults
 
 
 class RouterConfig(Section):
@@ -51,7 +55,8 @@ class RouterConfig(Section):
     box_retries_max: int = Field(60, ge=0)
     """Requests for a box that are repeated while hosts are full or away."""
     hold_max_s: float = Field(300.0, gt=0)
-    """Longest wait of an episode for a replica."""
+    """Longest wait of an episode for a replica that takes turns. A wait for room in its KV cache is
+    none: see `fair_hold_s`."""
     box_start_timeout_s: float = Field(60.0, gt=0)
     """Deadline of one request for a box."""
     host_away_s: float = Field(20.0, ge=0, le=600)
@@ -64,6 +69,71 @@ class RouterConfig(Section):
     paused; a job may ask for its own."""
     infra_pause_s: float = Field(60.0, gt=0)
     """How long such a job launches nothing."""
+    placement: Literal[
+        "predicted_finish",
+        "sticky_least_loaded",
+        "least_loaded",
+        "round_robin",
+        "consistent_hash",
+        "cache_aware",
+        "overlap_cost",
+    ] = "predicted_finish"
+    """How the replica of a turn is chosen. Without `admission`, conversations have no seat."""
+    admission: Literal["kv_fit", "hold_resume", "pressure", "none"] = "kv_fit"
+    """Who may fill a replica's KV cache. kv_fit: only what fits its credit goes on at a tool
+    boundary, the others are held, larger contexts first; hold_resume: hold above 95 %, resume the
+    smallest below 80 %; pressure: only launches are held back; none: everybody goes on."""
+    rank: Literal["largest_context", "smallest_context", "oldest_group", "arrival"] = (
+        "largest_context"
+    )
+    """Who goes first under kv_fit."""
+    interleave_groups: int = Field(8, ge=1, le=1024)
+    """Groups whose siblings are launched in turn: all first ones, then all second ones …"""
+    reserve_tokens: int = Field(25_000, ge=0)
+    """Most room that a young conversation is given at launch; at most context_tokens_max. Once
+    conversations end smaller than twice this, half of their mean context."""
+    launch_fill: float = Field(_RULES.launch_fill, gt=0, le=2)
+    """Share of a replica's KV credit that conversations may have been given room for, a new one
+    included."""
+    hold_fill: float = Field(0.97, gt=0, le=1)
+    """Share of a replica's KV credit that conversations may fill."""
+    migrate_prefill_s: float = Field(6.0, ge=0)
+    """A held conversation moves to another replica when its prefill there costs no more, by the
+    costs below."""
+    keepalive_tokens: int = Field(_RULES.keepalive_tokens, ge=0)
+    """When a conversation of at least so many tokens has ended, the caches of those whose tools run
+    are touched, so that its dead one goes first; 0: never."""
+    prefill_base_s: float = Field(_RULES.prefill_base_s, ge=0, le=60)
+    """What an engine's work costs, to predict by; `muster sim fit` measures all six of a run and
+    prints them for here. Prefill of one request: this …"""
+    prefill_linear_s: float = Field(_RULES.prefill_linear_s, ge=0, le=60)
+    """… and per 1,000 uncached tokens …"""
+    prefill_square_s: float = Field(_RULES.prefill_square_s, ge=0, le=60)
+    """… and per square of 1,000 uncached tokens."""
+    decode_base_s: float = Field(_RULES.decode_base_s, ge=0, le=60)
+    """One decode step: this …"""
+    decode_request_s: float = Field(_RULES.decode_request_s, ge=0, le=60)
+    """… and per request that runs …"""
+    decode_context_s: float = Field(_RULES.decode_context_s, ge=0, le=60)
+    """… and per token of their contexts."""
+    fair_hold_s: float = Field(3600.0, gt=0)
+    """A conversation that is held for longer is the first to go on."""
+    prefix_block_tokens: int = Field(128, ge=16, le=4096)
+    """Tokens per entry of the router's index of cached prefixes."""
+    prefix_entries_max: int = Field(20_000, ge=100, le=10_000_000)
+    """Entries of that index per replica; the least recently used is dropped."""
+    probe_timeout_s: float = Field(20.0, gt=0)
+    """Deadline of the short request that a replica must answer before it takes turns."""
+    probe_pause_s: float = Field(_RULES.probe_pause_s, gt=0, le=600)
+    """Pause after a failed one; doubled by each further failure …"""
+    probe_pause_max_s: float = Field(_RULES.probe_pause_max_s, gt=0, le=3600)
+    """… up to this."""
+    wedge_s: float = Field(30.0, gt=0)
+    """Requests run on a replica and its engine has taken no step for so long: its conversations
+    move; so do those that are held by one that takes no turn. Above an engine's longest step; the
+    time in which it applies weights does not count."""
+    slow_ratio: float = Field(4.0, ge=1.5)
+    """A replica so many times slower than the median takes no new conversation."""
     stall_s: float = Field(60.0, gt=0)
     """Nothing has moved for so long: the router says what it waits for."""
     redis_patience_s: float = Field(60.0, gt=0)
@@ -113,6 +183,30 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
         infra_ceiling=section.infra_ceiling,
         infra_pause_s=section.infra_pause_s,
         stall_s=section.stall_s,
+        placement=section.placement,
+        admission=section.admission,
+        rank=section.rank,
+        probes=True,
+        interleave_groups=section.interleave_groups,
+        reserve_tokens=min(section.reserve_tokens, section.context_tokens_max),
+        launch_fill=section.launch_fill,
+        hold_fill=section.hold_fill,
+        migrate_prefill_s=section.migrate_prefill_s,
+        keepalive_tokens=section.keepalive_tokens,
+        prefill_base_s=section.prefill_base_s,
+        prefill_linear_s=section.prefill_linear_s,
+        prefill_square_s=section.prefill_square_s,
+        decode_base_s=section.decode_base_s,
+        decode_request_s=section.decode_request_s,
+        decode_context_s=section.decode_context_s,
+        fair_hold_s=section.fair_hold_s,
+        prefix_block_tokens=section.prefix_block_tokens,
+        prefix_entries_max=section.prefix_entries_max,
+        probe_timeout_s=section.probe_timeout_s,
+        probe_pause_s=section.probe_pause_s,
+        probe_pause_max_s=max(section.probe_pause_s, section.probe_pause_max_s),
+        wedge_s=section.wedge_s,
+        slow_ratio=section.slow_ratio,
         limits=Limits(
             memory_bytes=section.box_memory_bytes,
             pids=section.box_pids,

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from muster.types import Segment, SegmentKind, VersionSpan
+from muster.types import Segment, SegmentKind, Value, VersionSpan
+from services.router.blocks import BlockChain
 from services.router.carriers import Message
+from services.router.context import Context, pack
 
 # Stands for the observation while the template is rendered; private-use, so no text has it.
 _SENTINEL = "\ue000muster\ue001"
@@ -38,29 +40,74 @@ class ChatCodec(Protocol):
         ...
 
 
+class Opening(Value, frozen=True):
+    """An opening as tokens: one object for all siblings of a group.
+
+    `packed`: the ids as they are sent; `blocks`: chain hashes of their whole blocks.
+    """
+
+    ids: tuple[int, ...]
+    packed: bytes
+    blocks: tuple[int, ...]
+
+
+def opening_of(codec: ChatCodec, messages: tuple[Message, ...], block_tokens: int) -> Opening:
+    """What `Conversation.open` makes of them."""
+    ids = rendered(codec, messages)
+    context = Context(pack(ids))
+    return Opening(ids, context.packed(), tuple(BlockChain(block_tokens).extend(context, len(ids))))
+
+
 class Conversation:
     """Context and segments of one attempt."""
 
-    def __init__(self, codec: ChatCodec):
-        self._codec = codec
+    def __init__(self, codec: ChatCodec, block_tokens: int = 128):
+        """block_tokens: of the router's index of cached prefixes."""
+        self._codec, self._block_tokens = codec, block_tokens
+        self._chain = BlockChain(block_tokens)
         self._messages: tuple[Message, ...] = ()
-        self._context: list[int] = []
+        self._context = Context()
         self._pending: list[Segment] = []  # of the turn that is not recorded yet
 
     @property
     def context(self) -> list[int]:
         """Ids that the next request sends, shape [n]."""
-        return list(self._context)
+        return self._context.ids()
 
-    def open(self, messages: tuple[Message, ...]) -> None:
-        """Turn 0: the template, applied once."""
+    @property
+    def packed(self) -> bytes:
+        """The same, packed as codec.pack_ids does it."""
+        return self._context.packed()
+
+    def __len__(self) -> int:
+        """Tokens of the context."""
+        return len(self._context)
+
+    @property
+    def boundary(self) -> tuple[int, int]:
+        """What a cache has of it after the newest reply: chain hash of its last whole block, and
+        the tokens up to its end. The last token is computed only by the next request."""
+        self._chain.extend(self._context, max(0, len(self._context) - 1))
+        return self._chain.name, self._chain.tokens
+
+    def open(self, messages: tuple[Message, ...], opening: Opening | None = None) -> None:
+        """Turn 0: the template, applied once; `opening`: what `opening_of` made of them."""
         if self._context:
             raise ValueError("the conversation is already open")
         self._messages = messages
-        self._prompt()
+        if opening is None:
+            self._prompt()
+            return
+        self._begin_anew(opening.packed)
+        if opening.blocks:
+            self._chain.begin(opening.blocks[-1], len(opening.blocks))
+        self._pending.append(Segment(SegmentKind.PROMPT, opening.ids))
 
-    def observe(self, message: Message) -> None:
-        """A later turn: glue and observation appended after what was sampled."""
+    def observe(self, message: Message, encoded: list[int] | None = None) -> None:
+        """A later turn: glue and observation appended after what was sampled.
+
+        encoded: what the codec makes of the text, when somebody has asked before.
+        """
         extended = (*self._messages, message)
         glue = self._glue(message.role)
         self._messages = extended
@@ -68,10 +115,13 @@ class Conversation:
             self._prompt()
             return
         before, after = (self._codec.encode(part, special=True) for part in glue)
-        if self._context and self._context[-1] in self._codec.stop_ids and before:
+        last = self._context.last
+        if last in self._codec.stop_ids and before:
             # The model closed its own turn: the template's closing token is already there.
-            before = before[1:] if before[0] == self._context[-1] else before
-        ids = [*before, *self._codec.encode(message.text, special=False), *after]
+            before = before[1:] if before[0] == last else before
+        if encoded is None:
+            encoded = self._codec.encode(message.text, special=False)
+        ids = [*before, *encoded, *after]
         self._append(Segment(SegmentKind.OBSERVATION, tuple(ids)))
 
     def reply(
@@ -87,6 +137,17 @@ class Conversation:
             self._append(Segment(SegmentKind.MODEL, ids, logprobs, spans))
         return text
 
+    def take_back(self) -> None:
+        """Forget the newest reply: nobody heard it, and its turn is asked for again elsewhere."""
+        if not self._messages or self._messages[-1].role != "assistant":
+            return
+        self._messages = self._messages[:-1]
+        if self._pending and self._pending[-1].kind is SegmentKind.MODEL:
+            segment = self._pending.pop()
+            self._context.cut(len(segment.token_ids))
+            if len(self._context) < self._chain.tokens:
+                self._chain = BlockChain(self._block_tokens)
+
     def restore(
         self,
         opening: tuple[Message, ...],
@@ -100,7 +161,7 @@ class Conversation:
         for number, segments in enumerate(turns):
             for segment in segments:
                 if segment.kind is SegmentKind.PROMPT:
-                    self._context = []
+                    self._begin_anew()
                 self._append(segment)
             sampled = [i for s in segments if s.kind is SegmentKind.MODEL for i in s.token_ids]
             said = Message("assistant", self._codec.decode(tuple(sampled)))
@@ -113,23 +174,16 @@ class Conversation:
         return taken
 
     def _prompt(self) -> None:
-        """Render the whole chat; only the template's own markup may become special tokens."""
-        marks = [f"{_SENTINEL}{i}." for i in range(len(self._messages))]
-        marked = tuple(Message(m.role, k) for m, k in zip(self._messages, marks, strict=True))
-        rest, ids = self._codec.render(marked, generate=True), list[int]()
-        for message, mark in zip(self._messages, marks, strict=True):
-            glue, found, tail = rest.partition(mark)
-            if not found:
-                continue  # the template leaves this message out
-            ids += self._codec.encode(glue, special=True)
-            ids += self._codec.encode(message.text, special=False)
-            rest = tail
-        ids += self._codec.encode(rest, special=True)
-        self._context = []
-        self._append(Segment(SegmentKind.PROMPT, tuple(ids)))
+        """Render the whole chat."""
+        ids = rendered(self._codec, self._messages)
+        self._begin_anew()
+        self._append(Segment(SegmentKind.PROMPT, ids))
+
+    def _begin_anew(self, head: bytes = b"") -> None:
+        self._context, self._chain = Context(head), BlockChain(self._block_tokens)
 
     def _append(self, segment: Segment) -> None:
-        self._context += segment.token_ids
+        self._context.extend(segment.token_ids)
         self._pending.append(segment)
 
     def _glue(self, role: str) -> tuple[str, str] | None:
@@ -142,3 +196,18 @@ class Conversation:
             return None
         before, _, after = longer[spoken + 1 :].partition(_SENTINEL)
         return before, after
+
+
+def rendered(codec: ChatCodec, messages: tuple[Message, ...]) -> tuple[int, ...]:
+    """Ids of a whole chat; only the template's own markup may become special tokens."""
+    marks = [f"{_SENTINEL}{i}." for i in range(len(messages))]
+    marked = tuple(Message(m.role, k) for m, k in zip(messages, marks, strict=True))
+    rest, ids = codec.render(marked, generate=True), list[int]()
+    for message, mark in zip(messages, marks, strict=True):
+        glue, found, tail = rest.partition(mark)
+        if not found:
+            continue  # the template leaves this message out
+        ids += codec.encode(glue, special=True)
+        ids += codec.encode(message.text, special=False)
+        rest = tail
+    return (*ids, *codec.encode(rest, special=True))

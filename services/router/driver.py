@@ -1,6 +1,6 @@
 """The router's shell: commands become calls and appends, what comes back becomes events.
 
-Owns: the tasks that poll and tail, the patience with Redis, the watchers' wake-up. Promise: an
+Owns: the tasks that watch and tail, the patience with Redis, the watchers' wake-up. Promise: an
 append is repeated until it is durable or `redis_patience_s` is over, then the service stops
 rather than lose a turn; a fenced router stops at once. Does not cover: decisions (machine.py).
 """
@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
-from redis.exceptions import RedisError
 
 from muster import telemetry
 from muster.clock import monotonic, wall
@@ -21,22 +20,22 @@ from muster.errors import Exhausted, InvalidInput, NotFound, Unavailable
 from muster.journal import Journal
 from muster.patience import patiently
 from muster.redis_link import reaching_redis
-from muster.registry import Entry, Registry
+from muster.registry import Registry
 from muster.tasks import end
 from muster.taskset import Task
-from muster.types import EpisodeKey, JobPolicy, SamplingParams, Waiting
-from services.router import builders
+from muster.types import EpisodeKey, JobPolicy, SamplingParams, Waiting, job_and_index
+from services.router import builders, chat
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.durable import Durable, task_info
 from services.router.adapters.restore import TurnUsage
+from services.router.adapters.watching import FleetWatch
 from services.router.config import RouterConfig
 from services.router.jobs import JobProgress, JobState
 from services.router.machine import RouterMachine
 
 R = TypeVar("R")
 _log = telemetry.logger("router")
-_POLL_S = 0.5
 _MEMORY_S = 2.0
 _TRACES_MAX = 10_000
 
@@ -61,11 +60,12 @@ class RouterDriver:
         self._machine, self._calls, self._durable = machine, calls, durable
         self._registry, self._section = registry, section
         self._watchers: set[asyncio.Event] = set()
-        self._claimed: set[tuple[str, str, int]] = set()  # processes that know this owner's epoch
         self._traces: dict[str, str] = {}  # job or group id → traceparent of what began it
         self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
             machine, self._execute, journal, after=self._wake
         )
+        rules = machine.rules
+        self._watch = FleetWatch(registry, calls, rules.run, rules.owner_epoch, self._driver.feed)
 
     # -- running -----------------------------------------------------------------------
 
@@ -81,7 +81,8 @@ class RouterDriver:
     async def run(self, stopping: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
             background = [
-                tasks.create_task(self._poll(), name="poll-registry"),
+                tasks.create_task(self._watch.poll(), name="poll-registry"),
+                tasks.create_task(self._watch.ask(), name="ask-replicas"),
                 tasks.create_task(self._follow(), name="follow-streams"),
                 tasks.create_task(self._driver.ticks(e.Tick, 0.25), name="ticks"),
                 tasks.create_task(self._watch_memory(), name="watch-memory"),
@@ -91,49 +92,6 @@ class RouterDriver:
             finally:
                 self._wake()
                 await end(*background)
-
-    async def _poll(self) -> None:
-        replicas: tuple[e.Replica, ...] = ()
-        hosts: tuple[e.Host, ...] = ()
-        while True:
-            try:
-                found = await self._registry.list("inference")
-                boxes = await self._registry.list("sandbox")
-            except RedisError as error:
-                _log.warning("registry cannot be read: %s", error)
-                await asyncio.sleep(_POLL_S)
-                continue
-            addresses = {entry.id: entry.address for entry in [*found, *boxes]}
-            for channel in self._calls.addresses_are(addresses, monotonic()):
-                await channel.close()
-            await self._claim(found, boxes)
-            now_replicas = tuple(e.Replica(r.id, r.address) for r in found)
-            now_hosts = tuple(e.Host(h.id, h.address, builders.announced(h.info)) for h in boxes)
-            if now_replicas != replicas:
-                replicas = now_replicas
-                await self._driver.feed(e.ReplicasListed(replicas))
-            if now_hosts != hosts:
-                hosts = now_hosts
-                await self._driver.feed(e.HostsListed(hosts))
-            await asyncio.sleep(_POLL_S)
-
-    async def _claim(self, replicas: list[Entry], hosts: list[Entry]) -> None:
-        """Make new processes know this owner's epoch, so that former ones are refused.
-
-        A host that came back under its old id has forgotten it, and tells its boxes anew.
-        """
-        run, epoch = self._machine.rules.run, self._machine.rules.owner_epoch
-        for entry in replicas:
-            if _process(entry) not in self._claimed:
-                if await self._calls.claim_replica(run, entry.id, epoch):
-                    self._claimed.add(_process(entry))
-        for entry in hosts:
-            if _process(entry) not in self._claimed:
-                boxes = await self._calls.claim_host(run, entry.id, epoch)
-                if boxes is not None:
-                    self._claimed.add(_process(entry))
-                    await self._driver.feed(boxes)
-        self._claimed &= {_process(entry) for entry in (*replicas, *hosts)}
 
     async def _watch_memory(self) -> None:
         """Tell the machine when Redis is nearly full, and when it no longer is."""
@@ -165,6 +123,9 @@ class RouterDriver:
             waits = (f"{w.subject}: {w.state}, waits for {w.waits_for}" for w in command.lines)
             _log.warning("nothing moves: %s", "; ".join(waits))
             return None
+        if isinstance(command, e.ProbeReplica):
+            rules = self._machine.rules
+            return await self._calls.replicas.probe(command, rules.run, rules.owner_epoch)
         parent = self._traces.get(_begun_by(command), "")
         with telemetry.span(type(command).__name__, parent=parent, **_attributes(command)):
             if isinstance(command, e.OpenGroup):
@@ -198,10 +159,19 @@ class RouterDriver:
                 rules = self._machine.rules
                 key = EpisodeKey(rules.run, command.group, 0, 0, rules.owner_epoch)
                 await self._patiently(lambda: self._durable.open_group(command, key))
-                return e.GroupRecorded(command.group)
+                return e.GroupRecorded(command.group, *await self._opening(command))
             case e.RecordEpisode():
                 await self._patiently(lambda: self._durable.record_episode(command))
                 return e.EpisodeRecorded(command.episode)
+
+    async def _opening(self, command: e.OpenGroup) -> tuple[int, tuple[int, ...]]:
+        """Tokens and blocks of the prompt that the group's siblings share."""
+        job, found = self._machine.job(command.job), job_and_index(command.group)
+        if job is None or found is None:
+            return 0, ()
+        tasks = job.spec.tasks
+        instruction = tasks[found[1] % len(tasks)].instruction
+        return await self._calls.prompt(chat.opening(instruction))
 
     async def _record_turn(
         self, command: e.RecordIntent | e.RecordTurn | e.RecordRestored
@@ -221,8 +191,12 @@ class RouterDriver:
         await self._patiently(lambda: self._durable.record_turn(turn, segments, usage))
         return e.TurnRecorded(episode, command.turn)
 
-    async def _clean_up(self, command: e.AbortGenerate | e.ReleaseBox | e.DropConversation) -> None:
+    async def _clean_up(
+        self, command: e.AbortGenerate | e.ReleaseBox | e.DropConversation | e.Touch
+    ) -> None:
         match command:
+            case e.Touch():
+                await self._calls.touch(command.episode, command.replica)
             case e.AbortGenerate():
                 await self._calls.abort(command)
             case e.ReleaseBox():
@@ -361,10 +335,6 @@ def _other_task_set(job: str) -> InvalidInput:
         value=job,
         way_out="choose a new id, or leave it empty",
     )
-
-
-def _process(entry: Entry) -> tuple[str, str, int]:
-    return entry.id, entry.address, entry.incarnation
 
 
 def _begun_by(command: e.TracedCommand) -> str:

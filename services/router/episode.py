@@ -1,29 +1,28 @@
-"""The turns of an attempt: (generate → intend → act → record)*, and the replay of a lost box.
+"""The turns of an attempt: (sample → intend → act → record)*, and the replay of a lost box.
 
 Owns: the turns, their budgets, going on after a former router. Promise: pure; what is about to run
 is durable before it runs, each turn is recorded before the next begins; a lost box is rebuilt by
 replay, a result that cannot be learned ends the attempt as infrastructure failure instead of being
 guessed; time that Muster itself made the model wait is not charged to its budget. Does not cover:
-box and end (attempt.py), which sibling runs (machine.py), tokens (conversation.py), the counters
-(account.py), the comparison (rebuild.py).
+box and end (attempt.py), requests and waits (sampling.py), which sibling runs (machine.py), tokens
+(conversation.py), the counters (account.py), the comparison (rebuild.py).
 """
 
 from __future__ import annotations
-
-import msgspec
 
 from muster.outcome import End, Failure, verifiable
 from muster.types import EpisodeKey, EpisodeState, SamplingParams
 from services.router import chat
 from services.router import events as e
-from services.router.attempt import Attempt, Commands
+from services.router.attempt import Commands
 from services.router.attempt import Phase as Phase
 from services.router.fleet import Fleet
 from services.router.rebuild import Rebuild, recorded
 from services.router.rules import RouterRules
+from services.router.sampling import Sampling
 
 
-class Episode(Attempt):
+class Episode(Sampling):
     """State of one attempt. Every `on_*` takes an event of this attempt and answers commands."""
 
     def __init__(
@@ -36,48 +35,55 @@ class Episode(Attempt):
         fresh: bool = False,
         replays_max: int,
     ):
-        super().__init__(key, task, rules, fresh=fresh, replays_max=replays_max)
-        self.sampling = sampling
+        super().__init__(key, task, sampling, rules, fresh=fresh, replays_max=replays_max)
         self.turns_max = min(task.max_turns or rules.turns_max, rules.box_steps_max)
         self.command, self.step_timeout_s = "", 0.0
-        self._held_since: float | None = None  # since when no replica takes it
-        self._full = ""  # the replica that took nothing when it was asked last
-        self._held = False  # it had to wait: for a replica, a retry, a router
         self._budget_s = min(
             task.episode_timeout_s or rules.episode_timeout_s, rules.episode_timeout_s
         )
-        self._messages = chat.opening(task.instruction)
         self._turns: list[e.TurnSeen] = []  # finished ones, for a replay
+        self._newest_run = -1
+        self._output_tokens = 0  # of the newest step, as its event tells
         self._recording: e.TurnSeen | None = None
         self._resumed_turn = -1  # its command may have run under a former router
         self._rebuild: Rebuild | None = None
 
     def on(self, event: e.EpisodeEvent, fleet: Fleet, now: float) -> Commands:
         """Any event of this attempt."""
-        match event:
-            case e.BoxAcquired():
-                return self.on_box(event, fleet, now)
-            case e.BoxRefused():
-                return self.on_box_refused(event, fleet, now)
+        match event:  # the most frequent first
             case e.Generated():
-                return self.on_generated(event, fleet)
-            case e.GenerateFailed():
-                return self.on_generate_failed(event, fleet, now)
-            case e.ContextFull():
-                return self.on_context_full(event, fleet)
-            case _:
-                return self._on_acted(event, fleet, now)
-
-    def _on_acted(self, event: e.ActedEvent, fleet: Fleet, now: float) -> Commands:
-        match event:
+                return self.on_generated(event, fleet, now)
             case e.IntentRecorded():
                 return self.on_intended(event)
             case e.StepFinished():
                 return self.on_step(event)
-            case e.StepFailed():
-                return self.on_step_failed(event, fleet, now)
             case e.TurnRecorded():
                 return self.on_recorded(event, fleet, now)
+            case e.BoxAcquired():
+                return self.on_box(event, fleet, now)
+            case e.BoxRefused():
+                return self.on_box_refused(event, fleet, now)
+            case _:
+                return self._on_rarer(event, fleet, now)
+
+    def _on_rarer(
+        self,
+        event: e.GenerateFailed
+        | e.ContextFull
+        | e.StepFailed
+        | e.RestoredRecorded
+        | e.VerdictGiven
+        | e.VerifyFailed,
+        fleet: Fleet,
+        now: float,
+    ) -> Commands:
+        match event:
+            case e.GenerateFailed():
+                return self.on_generate_failed(event, fleet, now)
+            case e.ContextFull():
+                return self.on_context_full(event, fleet)
+            case e.StepFailed():
+                return self.on_step_failed(event, fleet, now)
             case e.RestoredRecorded():
                 return self.on_restored(event)
             case e.VerdictGiven():
@@ -99,7 +105,7 @@ class Episode(Attempt):
         self.host, self.box = record.host, record.box
         self.replays = self._rebuilds = record.replays
         if self.box:
-            fleet.adopted(self.host)
+            fleet.hosts.adopted(self.host)
         if record.broken:
             self.turns_recorded = len(record.turns)
             return self._lose(Failure.RECORD_LOST, record.broken)
@@ -107,6 +113,7 @@ class Episode(Attempt):
         for turn in record.turns:
             self.account.restore_turn(turn)
             self._recorded(turn)
+        fleet.adopt(self._request())
         if record.intent is None:
             return self._advance(fleet, now)
         intent = record.intent
@@ -120,9 +127,14 @@ class Episode(Attempt):
     def _recorded(self, turn: e.TurnSeen) -> None:
         """A turn is durable: what follows from it alone."""
         self._turns.append(turn)
+        if turn.command:
+            self._newest_run = turn.turn
         self.turn = self.turns_recorded = turn.turn + 1
         self.replica = turn.replica
         self._messages = (chat.answer(turn),)
+        # Where nobody counted its tokens: about four characters each.
+        self._observed = self._output_tokens or len(turn.output) // 4
+        self._output_tokens = 0
         if turn.done:
             self._end = End.DONE
         elif turn.box_broken:
@@ -130,91 +142,15 @@ class Episode(Attempt):
         elif self.account.unparseable >= self.rules.unparseable_max:
             self._end = End.UNPARSEABLE
 
-    # -- generate ----------------------------------------------------------------------
+    # -- act ---------------------------------------------------------------------------
 
-    def _generate(self, fleet: Fleet, now: float) -> Commands:
-        account, rules = self.account, self.rules
-        room = min(
-            rules.turn_tokens_max,
-            rules.episode_tokens_max - account.tokens,
-            rules.context_tokens_max - account.context,
-        )
-        choice = fleet.place(self.id, account.context, now, home=self.replica, avoid=self._full)
-        if not choice.replica:
-            return self._hold(now)
-        self.phase, self.replica, self._wake_at = Phase.GENERATE, choice.replica, None
-        return [
-            e.Generate(
-                episode=self.key,
-                replica=self.replica,
-                turn=self.turn,
-                retry=self._retry,
-                messages=() if self._retry else self._messages,
-                max_tokens=max(room, 1),
-                context_max=rules.context_tokens_max,
-                sampling=self._sampling_of_turn(),
-                timeout_s=rules.generate_timeout_s,
-            )
-        ]
-
-    def _sampling_of_turn(self) -> SamplingParams:
-        """A seed for each turn: an engine starts a request's noise afresh from its seed."""
-        seed = mix(self.sampling.seed, self.turn)
-        return msgspec.structs.replace(self.sampling, seed=seed)
-
-    def _hold(self, now: float) -> Commands:
-        self.phase, self._held = Phase.HOLD, True
-        if self._held_since is None:
-            self._held_since = now
-        self._wake_at = now + self.rules.retry_after_s
-        if now - self._held_since > self.rules.hold_max_s:
-            why = self._detail or "none is there"
-            return self._lose(Failure.ENGINE, f"no replica for {self.rules.hold_max_s:g} s: {why}")
-        return []
-
-    def on_generated(self, event: e.Generated, fleet: Fleet) -> Commands:
-        if self.phase is not Phase.GENERATE or event.turn != self.turn:
-            return []
-        fleet.replied(self.replica)
-        self._retry = self._retries = 0
-        self._held_since, self._full, self._detail = None, "", ""
-        self.account.reply(event.prompt_tokens, event.sampled_tokens)
-        self.account.clock(event, held=self._held)
-        self._held = False
+    def _said(self, event: e.Generated) -> Commands:
         reply = chat.parse(event.text, event.finish, self.rules.command_bytes_max)
         self.command = reply.command
         if reply.command:
             return self._intend()
         self.account.said(done=reply.done)
         return self._record(self._seen(done=reply.done))
-
-    def on_generate_failed(self, event: e.GenerateFailed, fleet: Fleet, now: float) -> Commands:
-        if self.phase is not Phase.GENERATE or event.turn != self.turn:
-            return []
-        fleet.replied(event.replica)
-        self._retry += 1
-        self._detail = event.detail
-        if event.full:  # nothing has failed: only the time of waiting is bounded
-            self._full = event.replica
-            return self._hold(now)
-        fleet.failed(event.replica, now)
-        self._retries, self._held_since = self._retries + 1, None
-        if self._retries > self.rules.generate_retries_max and fleet.has_replica:
-            return self._lose(Failure.ENGINE, event.detail)
-        commands = self._hold(now)
-        if self.label is None:  # it does wait
-            # A replica that died is listed for some seconds more: the retries must outlast that.
-            pause_s = self.rules.retry_after_s * 2 ** (self._retries - 1)
-            self._wake_at = now + min(pause_s, self.rules.retry_max_s)
-        return commands
-
-    def on_context_full(self, event: e.ContextFull, fleet: Fleet) -> Commands:
-        if self.phase is not Phase.GENERATE or event.turn != self.turn:
-            return []
-        fleet.replied(self.replica)
-        return self._stop(End.CONTEXT)
-
-    # -- act ---------------------------------------------------------------------------
 
     def _intend(self) -> Commands:
         """The command that the reply asked for, within what is left of the budget."""
@@ -253,6 +189,7 @@ class Episode(Attempt):
         self._held_until(event.start_unix_s)
         self.account.spend(EpisodeState.TOOL, event.start_unix_s, event.end_unix_s)
         self.account.step(event)
+        self._output_tokens = event.output_tokens
         return self._record(self._seen(event), resumed=event.repeated)
 
     def on_step_failed(self, event: e.StepFailed, fleet: Fleet, now: float) -> Commands:
@@ -268,20 +205,18 @@ class Episode(Attempt):
             self._killed.setdefault(turn, set()).add(self.host)
         return self._restore_box(event.detail, fleet, now)
 
-    def _held_until(self, unix_s: float) -> None:
-        if self._held:
-            self.account.hold(unix_s)
-        self._held = False
-
     # -- record ------------------------------------------------------------------------
 
     def _seen(self, step: e.StepFinished | None = None, *, done: bool = False) -> e.TurnSeen:
         """This turn as it will be recorded."""
-        said = e.TurnSeen(self.turn, 0, 0, self.replica, done=done)
         if step is None:
-            return said
-        return msgspec.structs.replace(
-            said,
+            return e.TurnSeen(self.turn, 0, 0, self.replica, done=done)
+        return e.TurnSeen(
+            turn=self.turn,
+            prompt_tokens=0,
+            sampled_tokens=0,
+            replica=self.replica,
+            done=done,
             command=self.command,
             timeout_s=self.step_timeout_s,
             exit_code=step.exit_code,
@@ -344,7 +279,7 @@ class Episode(Attempt):
 
     @property
     def _ran(self) -> int:
-        return max((turn.turn for turn in self._turns if turn.command), default=-1)
+        return self._newest_run
 
     def _lost_box(self, reason: str) -> None:
         self._rebuild = Rebuild(recorded(self._turns), self.host, self.box, reason)
@@ -384,10 +319,3 @@ class Episode(Attempt):
 
     def _due(self, now: float) -> bool:
         return self._wake_at is not None and now >= self._wake_at
-
-
-def mix(seed: int, *parts: int) -> int:
-    """A seed for each combination of parts, equal in every replay (Knuth's MMIX constants)."""
-    for part in parts:
-        seed = (seed * 6364136223846793005 + part + 1442695040888963407) % 2**63
-    return seed

@@ -30,6 +30,7 @@ from services.router.commands import DropConversation as DropConversation
 from services.router.commands import Exec as Exec
 from services.router.commands import Generate as Generate
 from services.router.commands import OpenGroup as OpenGroup
+from services.router.commands import ProbeReplica as ProbeReplica
 from services.router.commands import RecordEpisode as RecordEpisode
 from services.router.commands import RecordIntent as RecordIntent
 from services.router.commands import RecordRestored as RecordRestored
@@ -37,6 +38,7 @@ from services.router.commands import RecordTurn as RecordTurn
 from services.router.commands import ReleaseBox as ReleaseBox
 from services.router.commands import RouterCommand as RouterCommand
 from services.router.commands import TellStall as TellStall
+from services.router.commands import Touch as Touch
 from services.router.commands import TracedCommand as TracedCommand
 from services.router.commands import Verify as Verify
 
@@ -54,12 +56,15 @@ class JobCancelled(Event, frozen=True):
 
 
 class GroupRestored(Event, frozen=True):
-    """After a restart: a group that a former owner opened."""
+    """After a restart: a group that a former owner opened. Its prompt as in GroupRecorded, when
+    anything of it may still run."""
 
     group: str
     job: str
     index: int
     siblings: tuple[SiblingRestored, ...]
+    prompt_tokens: int = 0
+    prompt_blocks: tuple[int, ...] = ()
 
 
 class JobTotals(Event, frozen=True):
@@ -102,6 +107,46 @@ class ReplicasListed(Event, frozen=True):
     replicas: tuple[Replica, ...]
 
 
+class ReplicaTold(Event, frozen=True):
+    """What a replica said when it was asked for a credit on its KV cache.
+
+    `life` names its process. `credit_tokens` may be filled until `ttl_s` from now. `steps`: of its
+    engine since its start.
+    """
+
+    replica: str
+    life: str
+    version: int
+    serving: bool
+    credit_tokens: int
+    ttl_s: float
+    block_size: int
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    detail: str = ""
+    updating: bool = False  # weights are being applied: its engine stands still meanwhile
+
+
+class ReplicaSilent(Event, frozen=True):
+    """It did not answer when it was asked for a credit."""
+
+    replica: str
+    detail: str
+
+
+class ReplicaProbed(Event, frozen=True):
+    """The end of a ProbeReplica. `took_s`: seconds until it had answered. `full`: it had no place
+    for the probe, which says neither that it is well nor that it is not."""
+
+    replica: str
+    life: str
+    passed: bool
+    detail: str = ""
+    took_s: float = 0.0
+    full: bool = False
+
+
 class HostsListed(Event, frozen=True):
     hosts: tuple[Host, ...]
 
@@ -114,7 +159,12 @@ class BoxesFound(Event, frozen=True):
 
 
 class GroupRecorded(Event, frozen=True):
+    """`prompt_blocks`: chain hashes of the whole blocks of the prompt that its siblings share, one
+    per `prefix_block_tokens`; `prompt_tokens`: all of it."""
+
     group: str
+    prompt_tokens: int = 0
+    prompt_blocks: tuple[int, ...] = ()
 
 
 class BoxAcquired(Event, frozen=True):
@@ -144,6 +194,12 @@ class Generated(Event, frozen=True):
     queue_s: float
     prefill_s: float
     end_unix_s: float
+    retry: int = 0  # as in the Generate that it answers
+    cached_tokens: int = 0  # of the prompt, as the engine reports them
+    version: int = -1  # of the newest sampled token; -1: unknown
+    boundary: int = 0  # chain hash of the context with the reply, up to its last whole block …
+    boundary_tokens: int = 0  # … which ends here; 0: unknown
+    decode_s: float = -1.0  # as the engine says; below 0: unknown
 
 
 class GenerateFailed(Event, frozen=True):
@@ -152,6 +208,7 @@ class GenerateFailed(Event, frozen=True):
     replica: str
     detail: str
     full: bool = False  # it is well and takes no request now: another may, or it may later
+    retry: int = 0  # as in the Generate that it answers
 
 
 class ContextFull(Event, frozen=True):
@@ -175,6 +232,7 @@ class StepFinished(Event, frozen=True):
     cpu_stall_s: float = 0.0  # below 0 where the kernel does not tell
     repeated: bool = False  # the box had kept the result of an earlier call
     box: str = ""
+    output_tokens: int = 0  # about as many as the observation will have
 
 
 class StepFailed(Event, frozen=True):
@@ -245,6 +303,9 @@ RouterEvent = (
     | BatchTrained
     | FateRecorded
     | ReplicasListed
+    | ReplicaTold
+    | ReplicaSilent
+    | ReplicaProbed
     | HostsListed
     | BoxesFound
     | GroupRecorded
@@ -265,6 +326,8 @@ RouterEvent = (
     | Tick
 )
 
+
+ReplicaEvent = ReplicaTold | ReplicaSilent | ReplicaProbed
 
 ActedEvent = (
     IntentRecorded

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from muster.types import Waiting
 from services.router import events as e
 from services.router.episode import Episode, Phase
+from services.router.fleet import Fleet
 from services.router.jobs import Group, Job, JobState
 from services.router.progress import Reason
 
@@ -22,19 +23,21 @@ _COMMAND_SHOWN = 120
 _LOGS = {"box_start": "sandbox", "host_lost": "sandbox", "engine": "inference"}
 # What brings a run further. Failures, refusals, lists of peers, and boxes and attempts that begin
 # or end without a verdict come by the dozen where nothing works.
-PROGRESS = (
-    e.JobSubmitted,
-    e.JobCancelled,
-    e.RecoveryEnded,
-    e.VersionPublished,
-    e.BatchTrained,
-    e.FateRecorded,
-    e.GroupRecorded,
-    e.Generated,
-    e.ContextFull,
-    e.StepFinished,
-    e.TurnRecorded,
-    e.VerdictGiven,
+PROGRESS = frozenset(
+    {
+        e.JobSubmitted,
+        e.JobCancelled,
+        e.RecoveryEnded,
+        e.VersionPublished,
+        e.BatchTrained,
+        e.FateRecorded,
+        e.GroupRecorded,
+        e.Generated,
+        e.ContextFull,
+        e.StepFinished,
+        e.TurnRecorded,
+        e.VerdictGiven,
+    }
 )
 
 
@@ -84,6 +87,7 @@ class Picture:
     episodes: Mapping[str, Episode]
     reasons: Mapping[str, Reason]  # job → why it launches nothing more
     watch: Watch
+    fleet: Fleet
     now: float
     unix_now: float
     logs: str = "logs"
@@ -94,17 +98,33 @@ class Picture:
 
 
 def of_run(picture: Picture) -> list[Waiting]:
-    """Its running jobs, then the group that stands longest, then what blocks that group."""
+    """Replicas that take no turns, its running jobs, then the group that stands longest, then what
+    blocks that group."""
     running = [job for job in picture.jobs.values() if job.state is JobState.RUNNING]
     if not running:
-        ended = f"{len(picture.jobs)} jobs ended" if picture.jobs else "no job was submitted"
+        count = len(picture.jobs)
+        ended = f"{count} job{'s' * (count > 1)} ended" if count else "no job was submitted"
         return [Waiting(picture.run, ended, owner="client", next_command="muster submit tasks/")]
-    lines = [line for job in running for line in (_job(job, picture), *_failure(job))]
+    lines = _replicas(picture)
+    lines += [line for job in running for line in (_job(job, picture), *_failure(job))]
     open_ = [g for g in picture.groups.values() if not g.complete]
     oldest = min(open_, key=lambda g: (_longest(g, picture), g.id), default=None)
     if oldest is not None:
         lines += of_group(oldest, picture)
     return lines
+
+
+def _replicas(picture: Picture) -> list[Waiting]:
+    """Those that take no turns while others do; where none does, that is what the jobs wait for."""
+    fleet, now = picture.fleet, picture.now
+    if fleet.why_none(now):
+        return []
+    told = [(id_, fleet.health.why(id_, now)) for id_ in sorted(fleet.loads.loads)]
+    out = [(id_, why) for id_, why in told if why][:_SIBLINGS_MAX]
+    then = _tail(picture.logs, "inference")
+    return [
+        Waiting(f"replica {id_}", f"takes no turns: {why}", "", 0.0, "", then) for id_, why in out
+    ]
 
 
 def of_group(group: Group, picture: Picture) -> list[Waiting]:
@@ -153,14 +173,17 @@ def of_episode(episode: Episode, picture: Picture) -> Waiting:
     group = picture.groups.get(episode.key.group)
     # A step and a verification end by themselves, at their limits: no log tells more of them.
     ends = group is not None and episode.phase in (Phase.STEP, Phase.VERIFY)
-    watch = f"muster watch {group.job}" if ends and group else ""
+    then = f"muster watch {group.job}" if ends and group else ""
+    first = picture.fleet.why_held(episode.id, picture.now)[1]
+    if first and first != episode.id:
+        then = f"muster explain {first}"
     return Waiting(
         subject=episode.id,
         state=state,
         waits_for=waits_for,
         since_unix_s=picture.since(episode.id),
         owner=owner,
-        next_command=watch or f"tail -n 20 {picture.logs}/{log}.log",
+        next_command=then or _tail(picture.logs, log),
     )
 
 
@@ -184,7 +207,7 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
     failed = known.siblings[int(number)].failed
     if failed is not None and failed.episode == subject:
         log = _LOGS.get(failed.label.cause, "router")
-        then = "muster hosts" if log == "sandbox" else f"tail -n 20 {picture.logs}/{log}.log"
+        then = "muster hosts" if log == "sandbox" else _tail(picture.logs, log)
         return [Waiting(subject, f"ended: {failed.told}", next_command=then)]
     return [_sibling(known, int(number), picture)]
 
@@ -246,14 +269,23 @@ def _sibling(group: Group, number: int, picture: Picture) -> Waiting:
             ended = f"ended: {sibling.failed.told}"
         return Waiting(id_, ended, owner="readybank", next_command=f"muster explain {group.id}")
     reason, then = picture.reasons.get(group.job, Reason()), f"muster explain {group.job}"
-    waits = reason.text or "a place among the running episodes"
+    full = picture.fleet.why_no_room(picture.now)
+    room = (
+        f"room in a replica's KV cache ({full})" if full else "a place among the running episodes"
+    )
+    waits = reason.text or room
     return Waiting(id_, "not launched yet", waits, 0.0, reason.owner, then)
+
+
+def _tail(logs: str, owner: str) -> str:
+    """Shows the end of its log; each of several replicas has one of its own."""
+    return f"tail -n 20 {logs}/{owner}{'*' if owner == 'inference' else ''}.log"
 
 
 def _then(reason: Reason, logs: str) -> str:
     """What leads further than the job that waits for that reason; empty when it waits for none."""
     commands = {"client": "muster submit tasks/", "trainer": "muster explain batch"}
-    then = commands.get(reason.owner, f"tail -n 20 {logs}/{reason.owner}.log")
+    then = commands.get(reason.owner, _tail(logs, reason.owner))
     return then if reason.text else ""
 
 
@@ -267,7 +299,10 @@ def _doing(episode: Episode, picture: Picture) -> tuple[str, str, str, str]:
             other = " (or another host)" if episode.host else ""
             return "asks for a box", f"{host}{other}", host, "sandbox"
         case Phase.HOLD:
-            return f"turn {turn}: held", "a replica that takes it", "inference", "inference"
+            why, _ = picture.fleet.why_held(episode.id, picture.now)
+            none = picture.fleet.why_none(picture.now)
+            waits = why or "a replica that takes it" + (f" ({none})" if none else "")
+            return f"turn {turn}: held", waits, "inference", "inference"
         case Phase.GENERATE:
             limit = f"the reply, at most {rules.generate_timeout_s:g} s a try"
             return f"turn {turn}: the model replies", limit, replica, "inference"

@@ -13,6 +13,7 @@ from enum import StrEnum
 from muster.types import OutcomeLabel, Value
 from services.router.carriers import JobSpec, Resume, SiblingRestored, TaskInfo
 from services.router.events import JobTotals
+from services.router.prefix import Mark
 
 
 class Failed(Value, frozen=True):
@@ -51,6 +52,7 @@ class Group:
     task: TaskInfo
     siblings: list[Sibling]
     recorded: bool = False
+    prompt: tuple[int, tuple[Mark, ...]] = (0, ())  # that its siblings share: tokens, marks
 
     @property
     def complete(self) -> bool:

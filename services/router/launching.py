@@ -11,10 +11,11 @@ import msgspec
 from muster.types import EpisodeKey, group_id
 from services.router import events as e
 from services.router.ceiling import InfraCeiling
-from services.router.episode import Episode, mix
+from services.router.episode import Episode
 from services.router.fleet import Fleet
 from services.router.jobs import Failed, Group, Job, Sibling
 from services.router.rules import RouterRules
+from services.router.sampling import mix
 
 
 def ceiling_of(job: e.JobSpec, rules: RouterRules) -> InfraCeiling:
@@ -64,7 +65,7 @@ def restored_siblings(event: e.GroupRestored) -> list[Sibling]:
 def awaits_host(sibling: Sibling, fleet: Fleet) -> bool:
     """True when its living box would be taken for lost: its host is not listed, and may be yet."""
     record = sibling.resume
-    return record is not None and bool(record.box) and not fleet.knows_host(record.host)
+    return record is not None and bool(record.box) and record.host not in fleet.hosts
 
 
 def begin(
@@ -81,6 +82,9 @@ def begin(
         fresh=sibling.started,
         replays_max=job.spec.policy.repairs(rules.repairs_max),
     )
+    tokens, marks = group.prompt
+    # What a former router's turns left in a cache, its home knows; the index starts anew.
+    episode.opens_with(tokens, marks if sibling.resume is None else ())
     record, sibling.resume, sibling.started = sibling.resume, None, False
     sibling.running = True
     if record is not None:

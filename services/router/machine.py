@@ -1,37 +1,47 @@
 """The router's decisions: which group opens, which sibling runs, what a result leads to.
 
-Owns: jobs, groups, episodes, the admission bound, repairs. Promise: pure and replayable; a group
-is opened only within the bound and durable before its siblings run; a sibling lost to
-infrastructure is repaired by a new attempt, at most `repairs_max` times; results of attempts that
-are not the newest are dropped. Does not cover: I/O (driver.py), fates (the bank).
+Owns: the running attempts, the order in which the parts decide. Promise: pure and replayable; a
+sibling lost to infrastructure is repaired by a new attempt, at most `repairs_max` times; results of
+attempts that are not the newest are dropped; what an event of one turn leads to is found without a
+look at all attempts, groups or places that wait. Does not cover: I/O (driver.py), fates (the bank).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from typing import ClassVar
 
-from muster.types import EpisodeKey, Fate, Waiting
+from muster.types import EpisodeKey, Waiting
 from services.router import events as e
 from services.router import explain as explaining
-from services.router.admission import open_groups_max
-from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
+from services.router.groups import Groups
 from services.router.jobs import Failed, Group, Job, JobProgress, JobState
-from services.router.launching import (
-    awaits_host,
-    begin,
-    ceiling_of,
-    open_group,
-    restored_siblings,
-)
+from services.router.launching import awaits_host, begin
 from services.router.leftovers import unwanted
-from services.router.policy import Placement
+from services.router.order import Place
 from services.router.progress import Reason, of_job, waiting_for
 from services.router.rules import RouterRules
 
 Commands = list[e.RouterCommand]
+
+_OF_TURNS = frozenset(
+    {
+        e.BoxAcquired,
+        e.BoxRefused,
+        e.Generated,
+        e.GenerateFailed,
+        e.ContextFull,
+        e.IntentRecorded,
+        e.StepFinished,
+        e.StepFailed,
+        e.TurnRecorded,
+        e.RestoredRecorded,
+        e.VerdictGiven,
+        e.VerifyFailed,
+    }
+)
+_SAMPLES_NO_MORE = (Phase.VERIFY, Phase.FINISH)
 
 
 class RouterMachine:
@@ -44,81 +54,89 @@ class RouterMachine:
 
     def __init__(self, rules: RouterRules):
         self.rules = rules
-        self._fleet = Fleet(Placement(rules.move_margin, rules.move_ratio))
-        self._jobs: dict[str, Job] = {}
-        self._groups: dict[str, Group] = {}
+        self._fleet = Fleet(rules)
+        self._groups = Groups(rules)
         self._episodes: dict[str, Episode] = {}
-        self._waiting: deque[tuple[str, int]] = deque()  # (group, sibling) to launch
-        self._restored: defaultdict[str, set[int]] = defaultdict(set)  # job → indexes, at recovery
-        self._fates_early: dict[str, Fate] = {}  # told before their group, at recovery
-        self._version = self._published_step = 0
-        self._steps = 0
         self._recovered, self._resume_by = False, 0.0
         self._found: list[e.BoxesFound] = []  # not looked at yet
-        self._ceilings: dict[str, InfraCeiling] = {}
-        self._memory = ""  # why Redis's memory stops launches, empty when it does not
         self._watch = explaining.Watch()
 
     def handle(self, event: e.RouterEvent, now: float) -> Commands:
         """Apply one event and answer what is to be done."""
+        if type(event) in _OF_TURNS:
+            commands = self._on_episode(event, now)  # type: ignore[arg-type]
+            if self._fleet.changed:
+                commands += self._settle(now)
+            if self._fleet.roomy and self._recovered:
+                commands += self._launch(now)
+            return commands
         commands = self._apply(event, now)
         if isinstance(event, e.RecoveryEnded):
             self._resume_by = now + self.rules.resume_wait_s
+            self._fleet.patient(self._resume_by)
+        commands += self._settle(now)
         if self._recovered:
-            commands += self._open_groups(now)
+            commands += self._groups.to_open(now)
             commands += self._launch(now)
             commands += self._tidy()
-        self._watch_over(event, now)
-        return commands
-
-    def _watch_over(self, event: e.RouterEvent, now: float) -> None:
-        """Remember since when things stand."""
-        if isinstance(event, explaining.PROGRESS):
+        if type(event) in explaining.PROGRESS:
             self._watch.moved = now
         if isinstance(event, e.Tick):
             self._watch.saw_all(self._episodes, now)
-        if isinstance(event, e.EpisodeEvent | e.EpisodeRecorded):
-            self._watch.saw(event.episode.id, self._episodes.get(event.episode.id), now)
+        if isinstance(event, e.EpisodeRecorded):
+            self._watch.saw(event.episode.id, None, now)
+        return commands
 
     def _apply(self, event: e.RouterEvent, now: float) -> Commands:
         match event:
             case e.Tick():
                 return self._tick(now)
-            case e.JobSubmitted() | e.JobCancelled():
-                return self._on_job(event)
-            case e.GroupRestored() | e.JobTotals() | e.RecoveryEnded():
-                return self._on_recovery(event)
-            case e.GroupRecorded() | e.FateRecorded():
-                return self._on_group(event)
-            case e.VersionPublished() | e.BatchTrained():
-                return self._on_policy(event)
-            case e.MemoryTold():
-                self._memory = event.problem
-                return []
-            case e.ReplicasListed() | e.HostsListed() | e.BoxesFound():
-                return self._on_fleet(event)
             case e.EpisodeRecorded():
                 return self._on_episode_recorded(event, now)
+            case e.ReplicaTold() | e.ReplicaSilent() | e.ReplicaProbed():
+                lost = self._fleet.heard(event, self._groups.version, now)
+                return self._lost(lost, now) + self._fleet.health.due(now)
+            case e.ReplicasListed():
+                return self._lost(self._fleet.replicas_are(event.replicas, now), now)
+            case e.HostsListed():
+                self._fleet.hosts.listed(event.hosts)
+            case e.BoxesFound():
+                self._found.append(event)
+            case e.MemoryTold():
+                self._groups.memory = event.problem
             case _:
-                return self._on_episode(event, now)
+                return self._on_groups(event)
+        return []
 
-    # -- jobs and groups ---------------------------------------------------------------
+    def _on_groups(self, event: e.RouterEvent) -> Commands:
+        groups = self._groups
+        match event:
+            case e.GroupRecorded():
+                groups.recorded(event)
+            case e.FateRecorded():
+                return self._stop(groups.fated(event))
+            case e.VersionPublished():
+                groups.published(event)
+                self._fleet.published(groups.version)
+            case e.BatchTrained():
+                groups.trained(event.step)
+            case e.JobSubmitted():
+                groups.submitted(event.job)
+            case e.JobCancelled():
+                return [c for g in groups.cancelled(event.job) for c in self._stop(g)]
+            case e.GroupRestored():
+                return self._stop(groups.restored(event))
+            case e.JobTotals():
+                groups.retired(event)
+            case e.RecoveryEnded():
+                self._recovered = True
+                groups.recovered()
+        return []
 
-    def _on_job(self, event: e.JobSubmitted | e.JobCancelled) -> Commands:
-        if isinstance(event, e.JobSubmitted):
-            self._jobs.setdefault(event.job.id, Job(event.job))
-            self._ceilings.setdefault(event.job.id, ceiling_of(event.job, self.rules))
+    def _stop(self, group: Group | None) -> Commands:
+        """End whatever still runs of a group."""
+        if group is None:
             return []
-        job = self._jobs.get(event.job)
-        if job is None or job.state is not JobState.RUNNING:
-            return []
-        job.cancelled = True
-        commands: Commands = []
-        for group in [g for g in self._groups.values() if g.job == event.job]:
-            commands += self._stop_group(group)
-        return commands
-
-    def _stop_group(self, group: Group) -> Commands:
         commands: Commands = []
         for number, sibling in enumerate(group.siblings):
             key = self._key(group, number)
@@ -129,169 +147,91 @@ class RouterMachine:
             elif sibling.resume is not None:  # a former router's, not gone on with yet
                 left, sibling.resume = sibling.resume, None
                 commands += [e.ReleaseBox(key, left.host, left.box), e.DropConversation(key)]
-        self._waiting = deque(w for w in self._waiting if w[0] != group.id)
+        self._groups.order.drop(group.id)
         return commands
-
-    def _on_recovery(self, event: e.GroupRestored | e.JobTotals | e.RecoveryEnded) -> Commands:
-        match event:
-            case e.GroupRestored():
-                return self._restore(event)
-            case e.JobTotals():
-                self._jobs[event.job].retired(event)
-                self._restored[event.job].update(event.indexes_retired)
-            case e.RecoveryEnded():
-                self._recovered = True
-                self._fates_early.clear()
-                for job in self._jobs.values():
-                    # Openings are written at once, so a kill may lose one and keep its successor.
-                    restored = self._restored[job.spec.id]
-                    job.lost = [n for n in range(job.opened) if n not in restored]
-                self._restored.clear()
-        return []
-
-    def _on_group(self, event: e.GroupRecorded | e.FateRecorded) -> Commands:
-        if isinstance(event, e.FateRecorded):
-            return self._on_fate(event)
-        group = self._groups.get(event.group)
-        if group is not None and not group.recorded:
-            group.recorded = True
-            self._enqueue(group)
-        return []
-
-    def _restore(self, event: e.GroupRestored) -> Commands:
-        job = self._jobs[event.job]
-        siblings = restored_siblings(event)
-        group = Group(event.group, event.job, event.index, job.task_of(event.index), siblings, True)
-        job.failed = group.failed or job.failed
-        self._groups[group.id] = group
-        job.opened = max(job.opened, event.index + 1)
-        self._restored[event.job].add(event.index)
-        job.complete += group.complete
-        for told in event.siblings:
-            job.restored(told)
-        early = self._fates_early.pop(group.id, None)
-        if early is not None:
-            return self._on_fate(e.FateRecorded(group.id, early))  # its step was counted before
-        if job.cancelled:
-            return self._stop_group(group)
-        self._enqueue(group)
-        return []
-
-    def _enqueue(self, group: Group) -> None:
-        job = self._jobs[group.job]
-        if not job.cancelled:
-            for number, sibling in enumerate(group.siblings):
-                if sibling.resume is not None:  # first: its box lives for a while only
-                    self._waiting.appendleft((group.id, number))
-                elif sibling.label is None:
-                    self._waiting.append((group.id, number))
-
-    def _on_fate(self, event: e.FateRecorded) -> Commands:
-        # A fate may be told before the batch it belongs to: its slot must not look free till then.
-        self._steps = max(self._steps, event.step)
-        group = self._groups.get(event.group)
-        if group is None:
-            if not self._recovered:
-                self._fates_early[event.group] = event.fate
-            return []
-        job = self._jobs[group.job]
-        job.trained += event.fate is Fate.TRAINED
-        job.filtered += event.fate is Fate.FILTERED
-        commands = self._stop_group(group)
-        del self._groups[group.id]
-        return commands
-
-    def _paused(self, job: Job, now: float) -> Reason:
-        """What stops the launches of a job; without a text when nothing does."""
-        why = self._ceilings[job.spec.id].why(now)
-        return Reason(why) if why else Reason(self._memory, "redis")
-
-    def _open_groups(self, now: float) -> Commands:
-        commands: Commands = []
-        for job in self._jobs.values():
-            if self._paused(job, now).text:
-                continue
-            while (
-                job.state is JobState.RUNNING and job.unopened and len(self._groups) < self._bound()
-            ):
-                commands.append(self._open(job))
-        return commands
-
-    def _open(self, job: Job) -> e.RouterCommand:
-        group, command = open_group(job, self._version)
-        self._groups[group.id] = group
-        return command
-
-    def _bound(self) -> int:
-        return open_groups_max(
-            lag_max=self.rules.lag_max,
-            published_step=self._published_step,
-            steps_trained=self._steps,
-            groups_per_batch=self.rules.groups_per_batch,
-        )
-
-    # -- policy and fleet --------------------------------------------------------------
-
-    def _on_policy(self, event: e.VersionPublished | e.BatchTrained) -> Commands:
-        if isinstance(event, e.VersionPublished):
-            # Numbers only grow, steps go back with a trainer that rolled back.
-            if event.version >= self._version:
-                self._version, self._published_step = event.version, event.step
-        else:
-            self._steps = max(self._steps, event.step)
-        return []
-
-    def _on_fleet(self, event: e.ReplicasListed | e.HostsListed | e.BoxesFound) -> Commands:
-        match event:
-            case e.ReplicasListed():
-                self._fleet.replicas_are(event.replicas)
-            case e.HostsListed():
-                self._fleet.hosts_are(event.hosts)
-            case e.BoxesFound():
-                self._found.append(event)
-        return []
 
     def _tidy(self) -> Commands:
         """Give back what a former router left and nobody goes on in; after all was told."""
+        if not self._found:
+            return []
         found, self._found = self._found, []
-        epoch = self.rules.owner_epoch
-        return [c for one in found for c in unwanted(one, self._groups, self._episodes, epoch)]
+        epoch, open_ = self.rules.owner_epoch, self._groups.open
+        return [c for one in found for c in unwanted(one, open_, self._episodes, epoch)]
 
-    # -- episodes ----------------------------------------------------------------------
+    # -- launching ---------------------------------------------------------------------
 
     def _launch(self, now: float) -> Commands:
         commands: Commands = []
-        early: list[tuple[str, int]] = []  # have their places
-        for _ in range(len(self._waiting)):
-            if len(self._episodes) + len(early) >= self.rules.episodes_max:
+        order = self._groups.order
+
+        def skip(place: Place) -> bool:
+            """Its launch is not due: its job pauses, or its box's host may yet be listed."""
+            if self._groups.waits(place, now):
+                return True
+            sibling = self._groups.open[place[0]].siblings[place[1]]
+            return now < self._resume_by and awaits_host(sibling, self._fleet)
+
+        while order and len(self._episodes) < self.rules.episodes_max:
+            if not order.resuming and not self._fleet.may_launch(now):
                 break
-            group_name, number = self._waiting.popleft()
-            group = self._groups.get(group_name)
-            if group is None or group.siblings[number].running:
-                continue
-            if now < self._resume_by and awaits_host(group.siblings[number], self._fleet):
-                early.append((group_name, number))
-                continue
-            job = self._jobs[group.job]
-            if self._ceilings[group.job].paused(now):
-                self._waiting.append((group_name, number))  # keeps its order among its job's
-                continue
-            key = self._key(group, number)
-            episode, asked = begin(key, group, job, self.rules, self._fleet, now)
-            self._episodes[episode.id] = episode
-            commands += asked
-        self._waiting.extendleft(reversed(early))
+            place = order.next(skip)
+            if place is None:
+                break
+            begun = self._begin(place, now)
+            if begun is None:
+                break
+            commands += begun
         return commands
+
+    def _begin(self, place: Place, now: float) -> Commands | None:
+        """Launch this sibling; None when there is no room for it."""
+        group = self._groups.open[place[0]]
+        key, job = self._key(group, place[1]), self._groups.jobs[group.job]
+        if group.siblings[place[1]].resume is None:
+            # What a former router left has its place, also while its box's host is waited for.
+            if len(self._episodes) + self._groups.order.resuming >= self.rules.episodes_max:
+                return None
+            if not self._fleet.launch(key.id, group.id, group.prompt[0], now):
+                return None
+        self._groups.order.launched(place)
+        episode, asked = begin(key, group, job, self.rules, self._fleet, now)
+        self._episodes[episode.id] = episode
+        return self._after(episode, asked)
 
     def _key(self, group: Group, number: int) -> EpisodeKey:
         attempt = group.siblings[number].attempt
         return EpisodeKey(self.rules.run, group.id, number, attempt, self.rules.owner_epoch)
 
-    def _tick(self, now: float) -> Commands:
+    # -- episodes ----------------------------------------------------------------------
+
+    def _settle(self, now: float) -> Commands:
+        """Let on whoever was held for KV and has room now."""
         commands: Commands = []
+        while self._fleet.changed:
+            for id_ in self._fleet.settle(now):
+                episode = self._episodes[id_]
+                commands += self._after(episode, episode.go_on(self._fleet, now))
+        return commands
+
+    def _lost(self, replicas: tuple[str, ...], now: float) -> Commands:
+        """Ask elsewhere for what ran on them; the dearest first."""
+        if not replicas:
+            return []
+        hit = [x for x in self._episodes.values() if x.replica in replicas]
+        hit.sort(key=lambda x: (-x.account.context, x.id))
+        commands: Commands = []
+        for episode in hit:
+            commands += self._after(episode, episode.replica_lost(self._fleet, now))
+        return commands
+
+    def _tick(self, now: float) -> Commands:
+        commands = self._lost(self._fleet.lost(now), now)
+        commands += self._fleet.time(now)
         for episode in list(self._episodes.values()):
-            commands += episode.on_time(self._fleet, now)
-        busy = any(job.state is JobState.RUNNING for job in self._jobs.values())
+            asked = episode.on_time(self._fleet, now)
+            if asked:
+                commands += self._after(episode, asked)
+        busy = any(job.state is JobState.RUNNING for job in self._groups.jobs.values())
         if busy and self._watch.stalled(now, self.rules.stall_s):
             # Relative times: a machine knows no wall clock.
             lines = explaining.of_run(self._picture(now, now))
@@ -299,20 +239,33 @@ class RouterMachine:
         return commands
 
     def _on_episode(self, event: e.EpisodeEvent, now: float) -> Commands:
-        episode = self._episodes.get(event.episode.id)
+        id_ = event.episode.id
+        episode = self._episodes.get(id_)
+        if type(event) in explaining.PROGRESS:
+            self._watch.moved = now
         if episode is None or episode.key != event.episode:
             return self._after_the_end(event)
         replays = episode.replays
         commands = episode.on(event, self._fleet, now)
-        group = self._groups.get(episode.key.group)
-        if group is not None:
-            self._jobs[group.job].repairs += episode.replays - replays
+        self._watch.saw(id_, episode, now)
+        if episode.replays != replays:
+            group = self._groups.open.get(episode.key.group)
+            if group is not None:
+                self._groups.jobs[group.job].repairs += episode.replays - replays
+        return self._after(episode, commands)
+
+    def _after(self, episode: Episode, commands: Commands) -> Commands:
+        """Its KV is free once it samples no more; what waits for a tool may outlive it."""
+        if episode.phase in _SAMPLES_NO_MORE:
+            for id_ in self._fleet.samples_no_more(episode.id):
+                other = self._episodes[id_]
+                commands.append(e.Touch(other.key, other.replica))
         return commands
 
     def _after_the_end(self, event: e.EpisodeEvent) -> Commands:
         """An answer that nobody waits for any more: only a box must not be forgotten."""
         if isinstance(event, e.BoxAcquired | e.BoxRefused):
-            self._fleet.box_gone(event.host)
+            self._fleet.hosts.box_gone(event.host)
         if isinstance(event, e.BoxAcquired):
             return [e.ReleaseBox(event.episode, event.host, event.box)]
         return []
@@ -323,62 +276,45 @@ class RouterMachine:
             return []
         del self._episodes[episode.id]
         if episode.box:
-            self._fleet.box_gone(episode.host)
+            self._fleet.hosts.box_gone(episode.host)
         self._fleet.session_over(episode.id)
-        self._conclude(episode, now)
+        if episode.key.group in self._groups.open and episode.label is not None:
+            failed = Failed(episode.id, episode.label, now)
+            place = (episode.key.group, episode.key.sibling)
+            self._groups.ended(place, failed, episode.turns_recorded, now)
         return episode.on_finished()
-
-    def _conclude(self, episode: Episode, now: float) -> None:
-        """The attempt's label is durable: the sibling is final, or repaired."""
-        group = self._groups.get(episode.key.group)
-        label = episode.label
-        if group is None or label is None:
-            return
-        job, sibling = self._jobs[group.job], group.siblings[episode.key.sibling]
-        sibling.running = False
-        job.finished(label, episode.turns_recorded)
-        failed = None if label.outcome.valid else Failed(episode.id, label, now)
-        job.failed = sibling.failed = failed
-        self._ceilings[group.job].ended(label, now)
-        repairs_max = job.spec.policy.repairs(self.rules.repairs_max)
-        if not label.outcome.valid and sibling.attempt < repairs_max:
-            sibling.attempt += 1
-            job.repairs += 1
-            self._waiting.append((group.id, episode.key.sibling))
-            return
-        sibling.label = label
-        job.complete += group.complete
 
     # -- questions ---------------------------------------------------------------------
 
     def job(self, job: str) -> Job | None:
-        return self._jobs.get(job)
+        return self._groups.jobs.get(job)
 
     def jobs_running(self) -> int:
-        return sum(job.state is JobState.RUNNING for job in self._jobs.values())
+        return sum(job.state is JobState.RUNNING for job in self._groups.jobs.values())
 
     def progress(self, job_id: str, now: float) -> JobProgress | None:
         """What people see of a job; None for an unknown one."""
-        job = self._jobs.get(job_id)
+        job = self._groups.jobs.get(job_id)
         if job is None:
             return None
         return of_job(
             job,
-            groups=self._groups,
+            groups=self._groups.open,
             episodes=self._episodes,
-            version=self._version,
+            version=self._groups.version,
             waiting=self._waiting_for(job, now),
         )
 
     def _waiting_for(self, job: Job, now: float) -> Reason:
         return waiting_for(
             job,
-            groups=self._groups,
+            groups=self._groups.open,
             episodes=self._episodes,
             fleet=self._fleet,
-            bound=self._bound(),
+            bound=self._groups.bound,
             rules=self.rules,
-            paused=self._paused(job, now),
+            paused=self._groups.paused(job, now),
+            now=now,
         )
 
     def explain(self, subject: str, now: float, unix_now: float, logs: str) -> list[Waiting]:
@@ -386,13 +322,15 @@ class RouterMachine:
         return explaining.find(subject, self._picture(now, unix_now, logs))
 
     def _picture(self, now: float, unix_now: float, logs: str = "logs") -> explaining.Picture:
+        jobs = self._groups.jobs
         return explaining.Picture(
             run=self.rules.run,
-            jobs=self._jobs,
-            groups=self._groups,
+            jobs=jobs,
+            groups=self._groups.open,
             episodes=self._episodes,
-            reasons={id_: self._waiting_for(job, now) for id_, job in self._jobs.items()},
+            reasons={id_: self._waiting_for(job, now) for id_, job in jobs.items()},
             watch=self._watch,
+            fleet=self._fleet,
             now=now,
             unix_now=unix_now,
             logs=logs,

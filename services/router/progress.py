@@ -33,6 +33,7 @@ def waiting_for(
     bound: int,
     rules: RouterRules,
     paused: Reason,
+    now: float,
 ) -> Reason:
     """Why nothing more of this job is launched.
 
@@ -42,23 +43,38 @@ def waiting_for(
         return Reason()
     if paused.text:
         return paused
-    if not fleet.has_replica:
-        return Reason("an inference replica (none is announced)", "inference")
-    if not fleet.has_host:
-        return Reason("a sandbox host (none is announced)", "sandbox")
-    if not fleet.has_builder and any(task.builds for task in job.spec.tasks):
-        return Reason("a sandbox host that builds images (none is announced)", "sandbox")
+    missing = _peers(job, fleet, now)
+    if missing.text:
+        return missing
     if episodes:
         return Reason()
-    if not job.unopened and 0 < len(groups) < rules.groups_per_batch:
+    if fleet.proving(now):
+        return Reason("the first probes of the fleet's replicas", "inference")
+    if why := fleet.why_no_room(now):
+        return Reason(f"room in a replica's KV cache ({why})", "inference")
+    complete = sum(group.complete for group in groups.values())
+    if not job.unopened and 0 < complete == len(groups) < rules.groups_per_batch:
         return Reason(
-            f"more groups: {len(groups)} are complete, a batch takes "
+            f"more groups: {complete} are complete, a batch takes "
             f"{rules.groups_per_batch} (submit more, or `muster cancel`)",
             "client",
         )
     if len(groups) >= bound:
         told = f"the trainer: {len(groups)} groups are open, no more may be before its next step"
         return Reason(told, "trainer")
+    return Reason()
+
+
+def _peers(job: Job, fleet: Fleet, now: float) -> Reason:
+    """What is missing of replicas and hosts."""
+    if not fleet.has_replica:
+        return Reason("an inference replica (none is announced)", "inference")
+    if why := fleet.why_none(now):
+        return Reason(f"an inference replica that takes turns ({why})", "inference")
+    if not fleet.hosts:
+        return Reason("a sandbox host (none is announced)", "sandbox")
+    if not fleet.hosts.builds and any(task.builds for task in job.spec.tasks):
+        return Reason("a sandbox host that builds images (none is announced)", "sandbox")
     return Reason()
 
 

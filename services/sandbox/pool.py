@@ -311,6 +311,8 @@ class Pool:
 
     def _serve(self, now: float, commands: list[Command]) -> int:
         """Begin what callers wait for, in order; how many of them lack nothing but a place."""
+        if not self._waiting:
+            return 0
         coming, setups = self._boxes.coming, self._boxes.setups
         starting = self._boxes.count(BoxState.STARTING)
         spare, short = bool(self._boxes.spare), 0
@@ -359,9 +361,10 @@ class Pool:
     def _make_way(self, short: int, commands: list[Command]) -> None:
         """End as many spare boxes as callers lack places, and those above the bounds."""
         spare = self._boxes.spare
-        leaving = sum(box.leaving for box in self._boxes.values())
-        over = max(len(self._boxes) - self.rules.boxes_max, 0)
-        surplus = max(short + over - leaving, len(spare) - self.rules.warm_max, 0)
+        lacking = short + max(len(self._boxes) - self.rules.boxes_max, 0)
+        if lacking:
+            lacking -= sum(box.leaving for box in self._boxes.values())
+        surplus = max(lacking, len(spare) - self.rules.warm_max, 0)
         for name in spare[:surplus]:
             self._end(name, "it gives way", commands)
 
@@ -375,7 +378,7 @@ class Pool:
 
     def _warm_up(self, now: float, commands: list[Command]) -> None:
         """Start boxes for callers to come, leaving a start free for one that comes now."""
-        if now < self._warm_again:
+        if now < self._warm_again or not self.rules.warm_max:
             return
         wanted = self._demand.wanted(now)
         spare = [self._boxes[name].kind for name in self._boxes.spare]

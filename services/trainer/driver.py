@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from muster import failpoints, telemetry
 from muster.clock import monotonic
-from muster.errors import Refused
+from muster.errors import Refused, Unavailable
 from muster.tasks import end
 from muster.types import Value
 from services.trainer import schedule as s
@@ -79,6 +79,7 @@ class Driver:
         self._versions, self._fleet = versions, fleet
         self.door = door  # open while the trainer is restored and running
         self._events: asyncio.Queue[s.TrainerEvent] = asyncio.Queue(EVENTS_MAX)
+        self._server = ""  # the process that keeps the streams, once it is known
         self._abort = threading.Event()
         self._lineage = Lineage({0: NO_PARENT}, 0)
         self._saved: tuple[FrozenBatch, ...] = ()  # what the newest checkpoint has and the one
@@ -120,9 +121,24 @@ class Driver:
     async def _watch_replicas(self) -> None:
         while True:
             await asyncio.sleep(self.settings.replica_check_s)
+            await self._look_at_server()
             await self._events.put(s.ReplicasDue())
 
+    async def _look_at_server(self) -> None:
+        """A restarted one may have lost a record, and a version without one is nobody's."""
+        if not self._server:
+            return
+        try:
+            server = await self._versions.server()
+        except Unavailable:
+            return
+        if server != self._server:
+            self._server = server
+            _log.warning("the server of the streams was restarted: recording versions again")
+            await self._events.put(s.ServerRestarted())
+
     async def _start(self) -> None:
+        self._server = await self._retried("the versions stream", self._versions.server)
         known = await self._retried("the versions stream", self._versions.known)
         step, record, oldest = await in_daemon(self._restore, "restore")
         self._lineage = self._lineage.join({v: k.parent for v, k in known.items()})

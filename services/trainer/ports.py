@@ -87,6 +87,9 @@ class KnownVersion(Value, frozen=True):
 class VersionLog(Protocol):
     """The versions stream of the run."""
 
+    async def server(self) -> str:
+        """Name of the process that keeps the stream: another one may have lost what came last."""
+
     async def known(self) -> dict[int, KnownVersion]:
         """Every version ever recorded."""
 

@@ -19,6 +19,7 @@ again, unchanged and in order, and what is made of them has new numbers. When no
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
@@ -94,6 +95,10 @@ class Published(Event, frozen=True):
     serving: int
 
 
+class ServerRestarted(Event, frozen=True):
+    """The server of the streams is another process: it may have lost its newest records."""
+
+
 class ReplicasDue(Event, frozen=True):
     """Time to look for replicas that have missed the current version."""
 
@@ -111,6 +116,7 @@ TrainerEvent = (
     | CheckpointSaved
     | BatchAcknowledged
     | Published
+    | ServerRestarted
     | ReplicasDue
     | StopRequested
 )
@@ -192,8 +198,8 @@ class Halt(Command, frozen=True):
     way_out: str = ""
 
 
-MISSED_DUES_MAX = 12
-"""With the default of one ReplicasDue in 5 s: a minute."""
+MISSED_DUES_MAX = 12  # with the default of one ReplicasDue in 5 s: a minute
+RECORDED_MAX = 64  # records that can be written again: more than a second brings about
 
 
 class Phase(StrEnum):
@@ -230,8 +236,8 @@ class TrainerMachine:
         self._oldest_kept = self._told_oldest = self._pruned = 0
         self._now = self._asked_at = 0.0
         self.missed: dict[str, Missed] = {}
-        self._next_version = 1
-        self._dues = 0  # ReplicasDue so far
+        self._next_version, self._dues = 1, 0  # dues: ReplicasDue so far
+        self._recorded: deque[RecordVersion] = deque(maxlen=RECORDED_MAX)
         self._leasing = False  # a lease was asked for and has not come
         self._arrived = 0  # step of a batch that is here and not dealt with
         self._handlers: dict[type[TrainerEvent], Callable[[Any], list[Command]]] = {
@@ -243,6 +249,7 @@ class TrainerMachine:
             CheckpointSaved: self._on_saved,
             BatchAcknowledged: self._on_acknowledged,
             Published: self._on_published,
+            ServerRestarted: self._on_server_restarted,
             ReplicasDue: self._on_replicas_due,
             StopRequested: self._on_stop,
         }
@@ -250,7 +257,9 @@ class TrainerMachine:
     def handle(self, event: TrainerEvent, now: float) -> list[Command]:
         """Commands that follow from `event`. `now`: seconds, steady."""
         self._now = now
-        return [] if self.phase is Phase.STOPPED else self._handlers[type(event)](event)
+        commands = [] if self.phase is Phase.STOPPED else self._handlers[type(event)](event)
+        self._recorded.extend(c for c in commands if isinstance(c, RecordVersion))
+        return commands
 
     def _on_started(self, event: Started) -> list[Command]:
         self._now_durable(event.step, event.record, event.oldest_kept)
@@ -289,8 +298,7 @@ class TrainerMachine:
         self._leasing, self._arrived = False, event.step
         return self._go_on() if self.phase is Phase.WAITING else []
 
-    def _on_acknowledged(self, event: BatchAcknowledged) -> list[Command]:
-        del event
+    def _on_acknowledged(self, _: BatchAcknowledged) -> list[Command]:
         self._told_oldest = self._oldest_kept
         return self._publish()
 
@@ -298,8 +306,13 @@ class TrainerMachine:
         self._note_missed(event.reports)
         return [*self._record_publication(event), *self._prune(), *self._go_on()]
 
-    def _on_replicas_due(self, event: ReplicasDue) -> list[Command]:
-        del event
+    def _on_server_restarted(self, _: ServerRestarted) -> list[Command]:
+        """What is there already stays as it is."""
+        again: list[Command] = [*self._recorded]
+        self._recorded.clear()
+        return again
+
+    def _on_replicas_due(self, _: ReplicasDue) -> list[Command]:
         self._dues += 1
         if self.phase is not Phase.WAITING:
             return []
@@ -313,8 +326,7 @@ class TrainerMachine:
         self.phase = Phase.SAVING
         return [SaveCheckpoint(self.step, made.version, made.parent, made.report, made.digest)]
 
-    def _on_stop(self, event: StopRequested) -> list[Command]:
-        del event
+    def _on_stop(self, _: StopRequested) -> list[Command]:
         return self._halt()
 
     def _publish(self) -> list[Command]:
@@ -356,9 +368,8 @@ class TrainerMachine:
             self.phase = Phase.SAVING
             return [self._acknowledge()]
         if step != self.step + 1:
-            return self._halt(
-                f"the bank leased step {step} after step {self.step}", "restart the trainer"
-            )
+            problem = f"the bank leased step {step} after step {self.step}"
+            return self._halt(problem, "restart the trainer")
         self.phase = Phase.TRAINING
         return [TrainStep(step)]
 

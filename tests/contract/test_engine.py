@@ -218,6 +218,25 @@ async def test_long_prompts_that_come_together_are_all_answered(bench: Bench) ->
     assert [len(one.result()[0]) for one in work] == [2] * 5
 
 
+async def test_what_was_computed_lately_is_found_in_the_cache_in_whole_blocks(bench: Bench) -> None:
+    await sampled(bench.engine, sampling(2))
+    _, _, finish = await sampled(bench.engine, sampling(2, seed=8))
+
+    block = bench.engine.block_size
+    assert finish.cached_tokens == (len(PROMPT) - 1) // block * block > 0
+
+
+async def test_steps_are_counted_while_something_is_sampled_and_at_no_other_time(
+    bench: Bench,
+) -> None:
+    idle = bench.engine.load().steps
+    await sampled(bench.engine, sampling(8))
+    busy = bench.engine.load().steps
+
+    assert busy - idle >= 8
+    assert bench.engine.load().steps == busy
+
+
 async def test_score_repeats_what_sampling_said(bench: Bench) -> None:
     ids, logprobs, _ = await sampled(bench.engine, sampling(24))
 

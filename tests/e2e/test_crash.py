@@ -15,7 +15,7 @@ from muster.supervise import state
 from tests.e2e.leftovers import Muster
 from tests.e2e.test_demo import MUSTER
 
-pytestmark = [pytest.mark.engine, pytest.mark.root]
+pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(1800)]
 
 
 GROUPS = 2

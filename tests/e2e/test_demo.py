@@ -20,7 +20,7 @@ from muster.attach import attached
 from muster.config import load_config
 from muster.record import RunRecord, read_record
 
-pytestmark = [pytest.mark.engine, pytest.mark.root]
+pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(1800)]
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
 

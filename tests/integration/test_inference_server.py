@@ -59,7 +59,7 @@ def request(name: str = "g.0.0.0", *, epoch: int = 1, max_tokens: int = 5) -> pb
 @asynccontextmanager
 async def serving(script: Script | None = None, *, started: bool = True) -> AsyncIterator[World]:
     engine = FakeEngine(script)
-    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048))
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048), life="one")
     async with ReplicaDriver(replica, engine, receive_timeout_s=30.0) as driver:
         if started:
             await driver.start(4)
@@ -227,7 +227,7 @@ async def test_a_caller_that_gives_up_does_not_cut_an_apply() -> None:
             await go_on.wait()
             return await super().commit_update(version)
 
-    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048))
+    replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048), life="one")
     engine = Slow()
     async with ReplicaDriver(replica, engine, receive_timeout_s=30.0) as driver:
         await driver.start(4)
@@ -243,3 +243,63 @@ async def test_a_caller_that_gives_up_does_not_cut_an_apply() -> None:
         await until(lambda: replica.version == 5)
 
     assert replica.why_fenced == ""
+
+
+async def grant(world: World, epoch: int = 1) -> pb.GrantKvResponse:
+    with rpc.calling("grant"):
+        return await world.stub.GrantKv(pb.GrantKvRequest(run="main", owner_epoch=epoch), timeout=5)
+
+
+async def test_a_replica_grants_its_cache_and_tells_how_it_is() -> None:
+    async with serving(Script(kv_tokens=5000, block=32)) as world:
+        await world.generate(max_tokens=5)
+        told = await grant(world)
+
+    assert (told.credit_tokens, told.block_size, told.version) == (5000, 32, 4)
+    assert (told.state, told.running, told.steps) == (pb.REPLICA_STATE_SERVING, 0, 5)
+    assert told.life == "one"
+    assert told.ttl_s > 0
+    assert not told.updating
+
+
+async def test_while_weights_are_applied_a_replica_tells_so() -> None:
+    async with serving(Script()) as world:
+        world.driver.replica.begin_commit()
+        told = await grant(world)
+    assert told.updating
+
+
+async def test_a_wedged_engine_still_tells_that_its_steps_stand_still() -> None:
+    async with serving(Script(wedged=True)) as world, asyncio.TaskGroup() as tasks:
+        hanging = tasks.create_task(world.generate())
+        await until(lambda: world.engine.load().running == 1)
+        told = [await grant(world), await grant(world)]
+        assert [(t.running, t.steps) for t in told] == [(1, 0), (1, 0)]
+        await world.driver.abort(codec.key_from_pb(request().episode), "g.0.0.0")
+        await hanging
+
+
+async def test_a_question_of_a_newer_router_ends_what_the_former_one_runs() -> None:
+    async with serving(Script(wedged=True)) as world:
+        async with asyncio.TaskGroup() as tasks:
+            orphan = tasks.create_task(_fenced(world))
+            await until(lambda: world.engine.load().running == 1)
+            await grant(world, epoch=2)
+            await orphan
+        assert world.engine.load().running == 0
+        with pytest.raises(Fenced):
+            await grant(world, epoch=1)
+
+
+async def _fenced(world: World) -> None:
+    with pytest.raises(Fenced):
+        await world.generate()
+
+
+async def test_a_caller_that_goes_away_leaves_nothing_running() -> None:
+    async with serving(Script(wedged=True)) as world:
+        call = world.stub.Generate(request(), timeout=10)
+        await until(lambda: world.engine.load().running == 1)
+        call.cancel()
+        await until(lambda: world.engine.load().running == 0)
+        assert world.driver.replica.requests == ()

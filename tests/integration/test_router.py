@@ -17,6 +17,7 @@ from muster.taskset import read_task_set
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from muster.v1 import router_pb2 as rt
+from services.router.adapters.durable import Durable
 from tests.integration.router_world import REPLY, answer, decoded, fleet, router
 
 TASKS = Path(__file__).parents[2] / "tasks"
@@ -35,9 +36,11 @@ def submission(**fields: Any) -> rt.SubmitTaskSetRequest:
     return rt.SubmitTaskSetRequest(**(given | fields))
 
 
-async def until(stub: Any, done: Callable[[rt.JobProgress], bool]) -> rt.JobProgress:
+async def until(
+    stub: Any, done: Callable[[rt.JobProgress], bool], job: str = "job"
+) -> rt.JobProgress:
     """Watch the job until `done`; the call's deadline bounds it."""
-    call = stub.WatchJob(rt.WatchJobRequest(job="job"), timeout=30)
+    call = stub.WatchJob(rt.WatchJobRequest(job=job), timeout=60)
     try:
         async for response in call:
             if done(response.progress):
@@ -128,10 +131,20 @@ async def test_a_killed_routers_group_is_finished_by_the_next_without_a_lost_or_
     assert len({(k.sibling, k.attempt) for k in ended}) == len(ended)
 
 
+class NeverSaysWhatItRead(Durable):
+    """So that nothing is written before the submission, however long that takes to come."""
+
+    async def mark_read(self) -> None:
+        return None
+
+
 async def test_a_former_router_that_wakes_is_refused_at_its_next_write(
     redis: Redis, run: str, tmp_path: Path
 ) -> None:
-    async with router(redis, run, tmp_path) as former, router(redis, run, tmp_path) as newer:
+    async with (
+        router(redis, run, tmp_path, NeverSaysWhatItRead) as former,
+        router(redis, run, tmp_path) as newer,
+    ):
         assert newer.epoch == former.epoch + 1
         with pytest.raises(Fenced) as caught, rpc.calling("submit"):
             await former.stub.SubmitTaskSet(submission(), timeout=5)

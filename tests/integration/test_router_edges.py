@@ -51,6 +51,9 @@ class NoConversations:
     def text(self, ids: Any) -> str:
         raise AssertionError("nothing is read")
 
+    async def prompt(self, opening: Any) -> Any:
+        raise AssertionError("nothing goes on")
+
     def restore(self, *told: Any) -> None:
         raise AssertionError("nothing goes on")
 

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from muster.client import JobState, MusterClient, Progress
@@ -29,6 +30,8 @@ from muster.supervise.prepare import cache_dir
 ROOT = Path(__file__).parents[2]
 MUSTER = str(Path(sys.executable).with_name("muster"))
 STOPPED_S = float(os.environ.get("MUSTER_TEST_STOPPED_S", "5"))
+WAIT_S = 180.0  # for anything; on an idle machine all is there within seconds
+pytestmark = pytest.mark.timeout(600 + STOPPED_S)
 CONFIG = """
 groups_per_batch = 2
 repairs_max = 4
@@ -68,13 +71,15 @@ class Up:
         pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(MUSTER, *command, stdout=pipe, cwd=ROOT)
         assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-            self._changed.set()
-        await self.process.wait()  # else its pipes are closed by chance
+        try:
+            async for line in self.process.stdout:
+                self.lines.append(json.loads(line))
+                self._changed.set()
+        finally:
+            await self.process.communicate()  # else its pipes are closed by chance
 
     async def until(self, wanted: Callable[[list[dict[str, Any]]], bool]) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(WAIT_S):
             while not wanted(self.lines):
                 self._changed.clear()
                 await self._changed.wait()
@@ -118,7 +123,7 @@ class Following:
             self._changed.set()
 
     async def turns(self, number: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(WAIT_S):
             while not self.seen or self.seen[-1].turns < number:
                 self._changed.clear()
                 await self._changed.wait()

@@ -38,6 +38,7 @@ from services.readybank.explain import waits_for
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
 from tests.scenarios.lossy_store import Killed, LossyStore
+from tests.scenarios.playing import check
 
 HERE = Path(__file__).parent
 
@@ -247,25 +248,6 @@ def _members(batch: e.Batch) -> str:
     return " ".join(f"{m.group}{list(m.attempts)}".replace(" ", "") for m in batch.members)
 
 
-def play(text: str) -> str:
-    """The same text with the output of today."""
-    story, out = Story(), []
-    for block in text.strip().split("\n\n"):
-        lines = block.split("\n")
-        given = lines[: lines.index("----")] if "----" in lines else lines
-        if all(line.startswith("#") for line in given):
-            out.append("\n".join(given))
-            continue
-        said = [x for line in given if not line.startswith("#") for x in story.line(line)]
-        out.append("\n".join([*given, "----", *said]))
-    return "\n\n".join(out) + "\n"
-
-
 @pytest.mark.parametrize("path", sorted(HERE.glob("bank_*.txt")), ids=lambda p: p.stem)
 def test_story(path: Path, request: pytest.FixtureRequest) -> None:
-    text = path.read_text("utf-8")
-    played = play(text)
-    if request.config.getoption("--rewrite", default=False):
-        path.write_text(played, "utf-8")
-    else:
-        assert played == text
+    check(Story(), path, request)

@@ -34,6 +34,7 @@ CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
 
 # Where a plain `cancel()` is right: a stream, a timer or a future; a task that calls no Redis.
 CANCELS = {
+    ("muster/lag.py", "self._timer"),  # of the loop
     ("muster/leader.py", "self._watchdog"),
     ("muster/supervisor.py", "self._work"),
     ("muster/tasks.py", "task"),

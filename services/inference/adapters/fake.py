@@ -20,6 +20,7 @@ from muster.errors import Refused, Unavailable
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value
+from services.inference.adapters.fake_cache import PrefixCache
 from services.inference.adapters.fake_words import Speak
 from services.inference.engine import (
     ApplyFailed,
@@ -49,6 +50,8 @@ class Script(Value, frozen=True):
     start_s: float = 0.0
     switch: Mapping[int, int] = {}  # at that token of a request the engine's version becomes this
     wedged: bool = False  # sampling never gives a token; only abort ends it
+    kv_tokens: int = 1 << 16  # of its prefix cache, and of its credit
+    block: int = 16  # tokens of a KV block
     stale: bool = False  # after an apply the label stays the old one
     fail: frozenset[str] = frozenset()  # start, sample, score, prepare, receive, apply, alive
 
@@ -66,6 +69,9 @@ class FakeEngine:
         """speak: what it says where the script has no replies; None: hashed tokens."""
         self.script, self._speak = script or Script(), speak
         self.fingerprint = "fake"
+        self.block_size = self.script.block
+        self._cache = PrefixCache(self.script.kv_tokens, self.script.block)
+        self._steps = 0
         self._receive = receive or (lambda manifest, group: "")
         self._version = 0
         self._replies = 0
@@ -91,7 +97,9 @@ class FakeEngine:
         reply = self._reply(request)
         aborted = self._live[request.request_id] = asyncio.Event()
         began = monotonic()
-        context = _Context(request.prompt)
+        cached = self._cache.cached(request.prompt)
+        self._cache.take(request.prompt)
+        context, sampled = _Context(request.prompt), list[int]()
         piece = _Piece()
         labels: list[tuple[str, int, int]] = []
         reason = FinishReason.LENGTH
@@ -104,8 +112,10 @@ class FakeEngine:
                 self._fail_if("sample")
                 token = reply[at] if at < len(reply) else context.next_token(at)
                 piece.add(token, context.take(token, self._version))
+                sampled.append(token)
                 _label(labels, self._version, at)
                 self._total += 1
+                self._steps += 1
                 if len(piece) >= self.script.chunk:
                     yield piece.flush()
                 if token in request.stop_token_ids:
@@ -114,7 +124,8 @@ class FakeEngine:
             if len(piece):
                 yield piece.flush()
             spans = spans_from_labels(labels)
-            yield Finish(reason, spans, decode_s=monotonic() - began)
+            self._cache.take((*request.prompt, *sampled))
+            yield Finish(reason, spans, cached, decode_s=monotonic() - began)
         finally:
             self._live.pop(request.request_id, None)
 
@@ -161,7 +172,7 @@ class FakeEngine:
 
     def load(self) -> Load:
         """See Engine."""
-        return Load(len(self._live), 0, 1 << 16, 0, self._total)
+        return Load(len(self._live), 0, self.script.kv_tokens, 0, self._total, self._steps)
 
     async def prepare_update(self, manifest: Manifest, group: GroupSpec) -> None:
         """See Engine."""
@@ -199,6 +210,7 @@ class FakeEngine:
             self._broken = True
             raise ApplyFailed(f"canary failed: the label is {self._version}")
         self._broken = False
+        self._cache.clear()
         running = len(self._live)
         return CommitFigures(version, receive_s=update.receive_s, requests_recomputed=running)
 
@@ -213,6 +225,8 @@ class FakeEngine:
 
     def follow(self, version: int) -> None:
         """Serve `version` from the next token on, without an update (follow.py)."""
+        if version != self._version:
+            self._cache.clear()
         self._version = version
 
     def _fail_if(self, verb: str) -> None:

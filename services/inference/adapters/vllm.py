@@ -63,6 +63,7 @@ class VllmEngine:
         self._canaries = 0
         self._paused_at = 0.0
         self.fingerprint = f"vllm dtype={config.dtype}"
+        self.block_size = config.block_size
 
     async def start(self, version: int) -> None:
         """See Engine. The first request of a process is slow, so it is ours."""
@@ -93,6 +94,7 @@ class VllmEngine:
         args = engine_args(self._path, self._config)
         llm = AsyncLLM.from_engine_args(args, stat_loggers=[self._load.factory])
         cache = llm.vllm_config.cache_config
+        self.block_size = cache.block_size
         self._load.kv_tokens_total = (cache.num_gpu_blocks or 0) * cache.block_size
         device = llm.vllm_config.device_config.device_type
         self.fingerprint = f"vllm={vllm.__version__} dtype={self._config.dtype} device={device}"

@@ -27,6 +27,7 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self.kv_tokens_total = 0
+        self.steps = 0
         self._usage = 0.0
         self._live: dict[str, LiveRequest] = {}
 
@@ -56,7 +57,7 @@ class LoadMeter:
         running = self.started()
         used = round(self._usage * self.kv_tokens_total) if self._live else 0
         waiting = len(self._live) - running
-        return Load(running, waiting, self.kv_tokens_total, used, tokens_generated)
+        return Load(running, waiting, self.kv_tokens_total, used, tokens_generated, self.steps)
 
     def factory(self, vllm_config: Any, engine_index: int = 0) -> Any:
         """A vLLM stat logger that feeds this meter."""
@@ -69,6 +70,7 @@ class LoadMeter:
                 del vllm_config, engine_index
 
             def record(self, scheduler_stats: Any, *args: Any, **kwargs: Any) -> None:
+                meter.steps += 1  # called once for what each step of the engine gave
                 if scheduler_stats is not None:
                     meter._usage = scheduler_stats.kv_cache_usage
 

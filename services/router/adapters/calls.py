@@ -1,45 +1,54 @@
 """The router's calls to replicas and hosts: one command in, one event out.
 
-Owns: channels, deadlines, conversations' tokens. Promise: an expected failure becomes an event;
-an Exec whose answer was lost is asked for again under the same key, so it never runs twice, and
-also of the successor of a host whose service went away; every stream is cancelled when its reader
-leaves. Does not cover: what is decided on the events.
+Owns: conversations' tokens, the figures of their newest replies, which request is asked of each
+episode. Promise: an expected failure becomes an event; a reply of a request that was aborted or
+asked for again elsewhere enters nothing, whenever it comes; an Exec whose answer was lost is asked
+for again under the same key, so it never runs twice, and also of the successor of a host whose
+service went away. Does not cover: what is decided on the events, the calls to replicas themselves
+(replicas.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import msgspec
 
-from muster import codec, failpoints, rpc, telemetry
+from muster import codec, failpoints
 from muster.errors import Exhausted, Fenced, MusterError, Unavailable
 from muster.replay import output_text
-from muster.types import EpisodeKey, FinishReason, Segment, VersionSpan
+from muster.types import EpisodeKey, FinishReason, Segment
 from muster.v1 import common_pb2 as pb
-from muster.v1 import inference_pb2 as inf
 from muster.v1 import sandbox_pb2 as sbx
-from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from muster.v1.sandbox_pb2_grpc import SandboxServiceStub
+from services.router import chat
 from services.router import events as e
+from services.router.adapters.channels import Channels
 from services.router.adapters.clocks import Clocks
 from services.router.adapters.reach import begun, best_effort, keyed, loss_at_verdict, loss_of
+from services.router.adapters.replicas import ReplicaCalls, Reply, claiming
 from services.router.adapters.restore import TurnUsage
+from services.router.adapters.tokens import Tokens
 from services.router.conversation import ChatCodec, Conversation
 
-if TYPE_CHECKING:  # these names are in the generated stubs only
-    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+if TYPE_CHECKING:  # this name is in the generated stubs only
     from muster.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
 
-R = TypeVar("R")
-_log = telemetry.logger("router.calls")
-_KEEP_S = 300.0  # how long an address outlives its announcement
 _CLAIM_S = 2.0
 _SLACK_S = 15.0  # over a limit that the other side enforces itself
 _NOT_SERVING = "replica.state"  # the field by which a replica says so
+_CHARACTERS = 3  # of a token of what commands print, about
+_GLUE_TOKENS = 16  # around an observation, about
+
+
+class _Asked:
+    """The request whose answer an episode waits for; `replied`: it is in the conversation."""
+
+    def __init__(self, turn: int, retry: int):
+        self.turn, self.retry, self.replied = turn, retry, False
 
 
 class Calls:
@@ -54,31 +63,45 @@ class Calls:
         verify_queue_s: float = 0.0,
         host_away_s: float = 0.0,
         clocks: Clocks | None = None,
+        block_tokens: int = 128,
     ):
         """`verify_queue_s`: how long a verification may wait for a place on its host.
 
         `host_away_s`: how long a sandbox host may be away before its boxes count as lost.
+        `block_tokens`: of the router's index of cached prefixes.
         """
         self._host_away_s = host_away_s
         self._codec, self._archive = chat_codec, archive
         self._box_start_timeout_s, self._verify_queue_s = box_start_timeout_s, verify_queue_s
         self._clocks = clocks or Clocks()
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self.addresses: dict[str, str] = {}  # replica or host id → address
-        self._gone_since: dict[str, float] = {}  # of ids that are no longer announced
+        self._block_tokens = block_tokens
+        self._channels = Channels()
+        self.replicas = ReplicaCalls(self._channels, chat_codec)
+        self.tokens = Tokens(chat_codec, block_tokens)
         self._conversations: dict[str, Conversation] = {}
+        self._asked: dict[str, _Asked] = {}  # by episode id
         self.usage: dict[str, TurnUsage] = {}  # episode id → of its newest reply
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        await self._channels.close()
 
     def conversation(self, episode: EpisodeKey) -> Conversation:
-        return self._conversations.setdefault(episode.id, Conversation(self._codec))
+        found = self._conversations.get(episode.id)
+        if found is None:
+            found = self._conversations[episode.id] = self._new()
+        return found
+
+    def _new(self) -> Conversation:
+        return Conversation(self._codec, self._block_tokens)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of sampled ids."""
         return self._codec.decode(tuple(ids))
+
+    async def prompt(self, opening: tuple[e.Message, ...]) -> tuple[int, tuple[int, ...]]:
+        """See restore.Conversations."""
+        made = await self.tokens.opening(opening)
+        return len(made.ids), made.blocks
 
     def restore(
         self,
@@ -89,61 +112,29 @@ class Calls:
         usage: TurnUsage,
     ) -> None:
         """Take an episode over from a former router (restore.Conversations)."""
-        conversation = Conversation(self._codec)
+        conversation = self._new()
         conversation.restore(opening, turns, answers)
         self._conversations[episode], self.usage[episode] = conversation, usage
 
     def drop(self, episode: EpisodeKey) -> None:
-        self._conversations.pop(episode.id, None)
-        self.usage.pop(episode.id, None)
+        for kept in (self._conversations, self.usage, self._asked):
+            kept.pop(episode.id, None)
+        self.tokens.drop(episode.id)
 
     def addresses_are(self, addresses: Mapping[str, str], now: float) -> list[grpc.aio.Channel]:
-        """Take the announced addresses; answers the channels that nobody needs any more.
-
-        An absent entry is no proof that its peer is gone (Redis may have been away): its channel,
-        and the calls on it, are kept for a while.
-        """
-        self.addresses |= addresses
-        gone = self.addresses.keys() - addresses.keys()
-        self._gone_since = {id_: self._gone_since.get(id_, now) for id_ in gone}
-        for id_, since in self._gone_since.items():
-            if now - since > _KEEP_S:
-                del self.addresses[id_]
-        unused = self._channels.keys() - self.addresses.values()
-        return [self._channels.pop(address) for address in unused]
-
-    def _channel(self, id_: str) -> grpc.aio.Channel:
-        address = self.addresses.get(id_)
-        if address is None:
-            raise Unavailable(
-                f"{id_} is no longer announced", field="address", way_out="another one is chosen"
-            )
-        if address not in self._channels:
-            self._channels[address] = rpc.open_channel(address)
-        return self._channels[address]
-
-    def _engine(self, replica: str) -> InferenceServiceAsyncStub:
-        stub: InferenceServiceAsyncStub = InferenceServiceStub(self._channel(replica))
-        return stub
+        """Take the announced addresses; answers the channels that nobody needs any more."""
+        return self._channels.addresses_are(addresses, now)
 
     def _host(self, host: str) -> SandboxServiceAsyncStub:
-        stub: SandboxServiceAsyncStub = SandboxServiceStub(self._channel(host))
+        stub: SandboxServiceAsyncStub = self._channels.stub(host, SandboxServiceStub)
         return stub
 
     # -- taking over -------------------------------------------------------------------
 
-    async def claim_replica(self, run: str, replica: str, owner_epoch: int) -> bool:
-        """Make a replica refuse every older owner; False when it does not answer now."""
-        request = inf.ClaimReplicaRequest(run=run, owner_epoch=owner_epoch)
-        claimed = await _claimed(
-            lambda: self._engine(replica).ClaimReplica(request, timeout=_CLAIM_S), replica
-        )
-        return claimed is not None
-
     async def claim_host(self, run: str, host: str, owner_epoch: int) -> e.BoxesFound | None:
-        """The same of a sandbox host: its living boxes; None when it does not answer now."""
+        """Make a host refuse every older owner: its living boxes; None when it does not answer."""
         request = sbx.ClaimHostRequest(run=run, owner_epoch=owner_epoch)
-        found = await _claimed(lambda: self._host(host).ClaimHost(request, timeout=_CLAIM_S), host)
+        found = await claiming(lambda: self._host(host).ClaimHost(request, timeout=_CLAIM_S), host)
         if found is None:
             return None
         keys = [(codec.key_from_pb(living.episode), living.box) for living in found.boxes]
@@ -156,82 +147,94 @@ class Calls:
     # -- inference ---------------------------------------------------------------------
 
     async def generate(self, command: e.Generate) -> e.RouterEvent:
-        conversation = self.conversation(command.episode)
-        if command.turn == 0 and command.messages:
-            conversation.open(command.messages)
-        else:
-            for message in command.messages:
-                conversation.observe(message)
-        context = conversation.context
-        room = min(command.max_tokens, command.context_max - len(context))
+        """Its messages enter the conversation at once, a reply only while it is waited for."""
+        conversation = self._ask(command)
+        asked, context = self._asked[command.episode.id], len(conversation)
+        room = min(command.max_tokens, command.context_max - context)
         if room <= 0:
             return e.ContextFull(command.episode, command.turn)
         start, end = self._clocks.start()
         try:
             await failpoints.at("router.generate.before")
-            sampled, finish = await self._sample(command, context, room)
+            sampled, finish = await self._sample(command, conversation.packed, room)
             await failpoints.at("router.generate.after")
+            self._check_asked(command, asked)
             reason = codec.finish_from_pb(finish.reason)
+            if reason is FinishReason.ABORT:
+                raise Unavailable("the replica aborted the request")
         except Fenced:
             raise
         except MusterError as error:
             full = isinstance(error, Exhausted) or error.field == _NOT_SERVING
             at = (command.episode, command.turn, command.replica)
-            return e.GenerateFailed(*at, str(error), full=full)
-        if reason is FinishReason.ABORT:
-            why = "the replica aborted the request"
-            return e.GenerateFailed(command.episode, command.turn, command.replica, why)
+            return e.GenerateFailed(*at, str(error), full=full, retry=command.retry)
         spans = codec.spans_from_pb(finish.spans)
-        text = conversation.reply(*sampled, spans)
-        if self._conversations.get(command.episode.id) is conversation:  # not dropped meanwhile
-            self.usage[command.episode.id] = TurnUsage(
-                len(context), len(sampled[0]), finish.cached_tokens, spans
-            )
+        text, asked.replied = conversation.reply(*sampled, spans), True
+        self.usage[command.episode.id] = TurnUsage(
+            context, len(sampled[0]), finish.cached_tokens, spans
+        )
+        boundary, boundary_tokens = conversation.boundary
         return e.Generated(
             episode=command.episode,
             turn=command.turn,
             text=text,
             finish=reason,
-            prompt_tokens=len(context),
+            prompt_tokens=context,
             sampled_tokens=len(sampled[0]),
             start_unix_s=start,
             queue_s=_seconds(finish.queue_s),
             prefill_s=_seconds(finish.prefill_s),
+            decode_s=_seconds(finish.decode_s),
             end_unix_s=end(),
+            retry=command.retry,
+            cached_tokens=min(max(0, finish.cached_tokens), context),
+            version=spans[-1].version if spans else -1,
+            boundary=boundary,
+            boundary_tokens=boundary_tokens,
         )
 
-    async def _sample(
-        self, command: e.Generate, context: list[int], room: int
-    ) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], inf.GenerateFinish]:
-        request = inf.GenerateRequest(
-            episode=codec.key_to_pb(command.episode),
-            request_id=f"{command.episode.id}.{command.turn}.{command.retry}",
-            prompt_token_ids=codec.pack_ids(context),
-            sampling=codec.sampling_to_pb(command.sampling),
-            max_tokens=room,
-            stop_token_ids=self._codec.stop_ids,
-        )
-        ids: list[int] = []
-        logprobs: list[float] = []
-        with rpc.calling(f"Generate on {command.replica}"):
-            call = self._engine(command.replica).Generate(request, timeout=command.timeout_s)
-            try:
-                async for part in call:
-                    ids += codec.unpack_ids(part.token_ids)
-                    logprobs += codec.unpack_f32(part.logprobs)
-                    if part.HasField("finish"):
-                        _check_reply(ids, logprobs, codec.spans_from_pb(part.finish.spans))
-                        return (tuple(ids), tuple(logprobs)), part.finish
-            finally:
-                call.cancel()
-        raise Unavailable("the replica ended the stream without a finish")
+    def _ask(self, command: e.Generate) -> Conversation:
+        """Wait for this request's answer, and for no other of its episode, from now on."""
+        conversation = self.conversation(command.episode)
+        former = self._asked.get(command.episode.id)
+        if former is not None and former.turn == command.turn:
+            self._take_back(command.episode, former)
+        self._asked[command.episode.id] = _Asked(command.turn, command.retry)
+        if command.turn == 0 and command.messages:
+            conversation.open(command.messages, self.tokens.opened(command.messages))
+        else:
+            for message in command.messages:
+                ids = self.tokens.expected(command.episode.id, message.text)
+                conversation.observe(message, ids)
+        return conversation
+
+    def _take_back(self, episode: EpisodeKey, asked: _Asked) -> None:
+        """A reply that came just before its request was given up was heard by nobody."""
+        if asked.replied:
+            self.conversation(episode).take_back()
+            self.usage.pop(episode.id, None)
+
+    def _check_asked(self, command: e.Generate, asked: _Asked) -> None:
+        """Raise Unavailable when nobody waits for this answer any more."""
+        if self._asked.get(command.episode.id) is not asked:
+            raise Unavailable(f"turn {command.turn} is no longer asked of {command.replica}")
+
+    async def _sample(self, command: e.Generate, context: bytes, room: int) -> Reply:
+        return await self.replicas.sample(command, context, room)
 
     async def abort(self, command: e.AbortGenerate) -> None:
-        request = inf.AbortRequest(
-            episode=codec.key_to_pb(command.episode),
-            request_id=f"{command.episode.id}.{command.turn}.{command.retry}",
-        )
-        await best_effort(lambda: self._engine(command.replica).Abort(request, timeout=5))
+        """Its answer counts no more from this moment on, even where it has just come."""
+        asked = self._asked.get(command.episode.id)
+        if asked is not None and (asked.turn, asked.retry) == (command.turn, command.retry):
+            del self._asked[command.episode.id]
+            self._take_back(command.episode, asked)
+        await self.replicas.abort(command)
+
+    async def touch(self, episode: EpisodeKey, replica: str) -> None:
+        """Keep the context of a conversation in that replica's cache."""
+        conversation = self._conversations.get(episode.id)
+        if conversation:
+            await self.replicas.touch(episode, replica, conversation.packed)
 
     # -- sandbox -----------------------------------------------------------------------
 
@@ -297,27 +300,50 @@ class Calls:
         try:
             step = await keyed(call, f"Exec on {command.host}", self._host_away_s)
             limit = codec.limit_from_pb(step.limit)
+            output = output_text(step.output_head, step.output_tail, step.output_bytes_total)
         except Fenced:
             raise
         except MusterError as error:
             return e.StepFailed(
                 command.episode, command.turn, str(error), loss_of(error), command.box
             )
-        return e.StepFinished(
+        told = e.StepFinished(
             episode=command.episode,
             turn=command.turn,
             exit_code=step.exit_code,
             limit=limit,
             wall_s=_seconds(step.wall_s),
             cpu_s=_seconds(step.cpu_s),
-            output=output_text(step.output_head, step.output_tail, step.output_bytes_total),
+            output=output,
             box_broken=step.box_broken,
             start_unix_s=start,
             end_unix_s=end(),
             cpu_stall_s=_told(step.cpu_stall_s),
             repeated=step.repeated,
             box=command.box,
+            output_tokens=_GLUE_TOKENS + len(output) // _CHARACTERS,
         )
+        return await self._foreseen(command, told)
+
+    async def _foreseen(self, command: e.Exec, told: e.StepFinished) -> e.StepFinished:
+        """Encode what the model will be told of it, while nobody waits for that yet."""
+        seen = e.TurnSeen(
+            told.turn,
+            0,
+            0,
+            command=command.command,
+            exit_code=told.exit_code,
+            limit=told.limit,
+            wall_s=told.wall_s,
+            output=told.output,
+        )
+        text = chat.answer(seen).text
+        ids = await self.tokens.encoded(text)
+        if ids is None:
+            return told
+        if command.episode.id in self._conversations:  # not dropped meanwhile
+            self.tokens.expect(command.episode.id, text, ids)
+        return msgspec.structs.replace(told, output_tokens=_GLUE_TOKENS + len(ids))
 
     async def verify(self, command: e.Verify) -> e.RouterEvent:
         start, end = self._clocks.start()
@@ -371,30 +397,3 @@ def _seconds(value: float) -> float:
 def _reward(value: float) -> float:
     """A reward that is no number becomes one that is out of range: it is judged as such."""
     return value if math.isfinite(value) else -1.0
-
-
-def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan, ...]) -> None:
-    """Every sampled token has a log-probability and exactly one version, or the turn is void."""
-    covered = 0
-    for span in spans:
-        if span.start != covered or span.end <= span.start:
-            break
-        covered = span.end
-    if len(logprobs) != len(ids) or covered != len(ids):
-        raise Unavailable(
-            f"the replica answered {len(ids)} tokens, {len(logprobs)} log-probabilities and "
-            f"versions for {covered}",
-            way_out="the turn is asked for again",
-        )
-
-
-async def _claimed(call: Callable[[], Awaitable[R]], who: str) -> R | None:
-    """Its answer when it knows; Fenced is raised: then we are a former owner ourselves."""
-    try:
-        with rpc.calling(f"claiming {who}"):
-            return await call()
-    except Fenced:
-        raise
-    except MusterError as error:
-        _log.info("%s is not claimed yet: %s", who, error)
-        return None

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import zstandard
 from redis.asyncio import Redis
 
 from muster import codec, failpoints
@@ -22,6 +21,7 @@ from muster.taskset import Task, task_from_archive
 from muster.types import EpisodeKey, Segment, StepLimit, job_and_index
 from muster.v1 import events_pb2 as ev
 from services.router import events as e
+from services.router.adapters.payloads import Payloads
 from services.router.adapters.restore import Conversations, Letters, Records, Restorer, TurnUsage
 
 TAILED = ("versions", "fates", "batches")
@@ -37,7 +37,7 @@ class Durable:
         self.positions = dict.fromkeys(TAILED, "0")  # last id read, by tailed stream
         self._letters = Letters(streams)
         self.traces: dict[str, str] = {}  # of groups that were recovered
-        self._packer = zstandard.ZstdCompressor(level=1)
+        self._payloads = Payloads()
 
     # -- writes ------------------------------------------------------------------------
 
@@ -84,7 +84,8 @@ class Durable:
         )
         entry = _entry("events", key, f"{key.id}#{command.turn}/intent", event)
         await failpoints.at("router.intend.before")
-        await self._streams.append([entry], {intent.payload_key: self._packed(segments)})
+        payload = await self._payloads.turn(segments)
+        await self._streams.append([entry], {intent.payload_key: payload})
         await failpoints.at("router.intend.after")
 
     async def record_turn(
@@ -114,9 +115,9 @@ class Durable:
         )
         if command.command:
             turn.output_key = self._turn_key("o", key, command.turn)
-            payloads[turn.output_key] = self._packer.compress(command.output.encode())
+            payloads[turn.output_key] = self._payloads.text(command.output)
         else:
-            payloads[turn.payload_key] = self._packed(segments)
+            payloads[turn.payload_key] = await self._payloads.turn(segments)
         event = ev.TrajectoryEvent(
             episode=codec.key_to_pb(key), seq=command.turn, turn_finished=turn
         )
@@ -171,10 +172,6 @@ class Durable:
 
     def _turn_key(self, kind: str, key: EpisodeKey, turn: int) -> str:
         return self._streams.key(kind, f"{key.id}.{turn}")
-
-    def _packed(self, segments: Sequence[Segment]) -> bytes:
-        payload = ev.TurnPayload(segments=[codec.segment_to_pb(s) for s in segments])
-        return self._packer.compress(payload.SerializeToString())
 
     async def submit(self, job: e.JobSpec, tasks: Sequence[Task]) -> bool:
         """Make a task set durable; False when the job id was there already."""

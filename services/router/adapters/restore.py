@@ -54,6 +54,10 @@ class Conversations(Protocol):
         """Text of sampled ids."""
         ...
 
+    async def prompt(self, opening: tuple[e.Message, ...]) -> tuple[int, tuple[int, ...]]:
+        """How many tokens an opening has, and the chain hashes of its whole blocks."""
+        ...
+
     def restore(
         self,
         episode: str,
@@ -152,10 +156,18 @@ class Restorer:
                 repairs_max[told.job],
             )
             _, index = _job_and_index(group)
+            prompt: tuple[int, tuple[int, ...]] = (0, ())
             if group not in self._over and told.job not in self._cancelled:
-                siblings = await self._with_payloads(group, told.job, index, siblings)
-            found.append(e.GroupRestored(group, told.job, index, siblings))
+                opening = self._opening(told.job, index)
+                siblings = await self._with_payloads(group, opening, siblings)
+                prompt = await self._conversations.prompt(opening)
+            found.append(e.GroupRestored(group, told.job, index, siblings, *prompt))
         return found
+
+    def _opening(self, job: str, index: int) -> tuple[e.Message, ...]:
+        """What all siblings of a group begin with."""
+        tasks = self._jobs[job].tasks
+        return chat.opening(tasks[index % len(tasks)].instruction)
 
     # -- records -----------------------------------------------------------------------
 
@@ -204,11 +216,12 @@ class Restorer:
     # -- payloads ----------------------------------------------------------------------
 
     async def _with_payloads(
-        self, group: str, job: str, index: int, siblings: Iterable[e.SiblingRestored]
+        self,
+        group: str,
+        opening: tuple[e.Message, ...],
+        siblings: Iterable[e.SiblingRestored],
     ) -> tuple[e.SiblingRestored, ...]:
         """The same, with what only payloads tell; the conversations are handed over."""
-        spec = self._jobs[job]
-        opening = chat.opening(spec.tasks[index % len(spec.tasks)].instruction)
         found = []
         for number, told in enumerate(siblings):
             if told.resume is not None and not told.resume.broken:

@@ -1,12 +1,15 @@
 """Chat codec of a Hugging Face model folder: `tokenizers` and `jinja2`, nothing heavier.
 
 Promise: ids equal those of the folder's own fast tokenizer and template; messages' text can be
-encoded with markup taken literally. Does not cover: tool definitions in templates.
+encoded with markup taken literally, in a thread beside others; what the template makes of short
+messages is rendered once, for it depends on nothing else. Does not cover: tool definitions in
+templates.
 """
 
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from tokenizers import Tokenizer
 
 from muster.errors import ConfigError
 from services.router.events import Message
+
+_SHORT = 256  # characters of a chat whose rendering is kept
 
 
 class HfChatCodec:
@@ -42,6 +47,7 @@ class HfChatCodec:
             name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")
         }
         self.stop_ids = self._stops(settings, generation, model)
+        self._rendered = lru_cache(maxsize=64)(self._render)
 
     def _stops(
         self, settings: dict[str, Any], generation: dict[str, Any], model: dict[str, Any]
@@ -54,6 +60,10 @@ class HfChatCodec:
         return tuple(dict.fromkeys(found))
 
     def render(self, messages: tuple[Message, ...], *, generate: bool) -> str:
+        short = sum(len(m.text) for m in messages) <= _SHORT
+        return (self._rendered if short else self._render)(messages, generate)
+
+    def _render(self, messages: tuple[Message, ...], generate: bool) -> str:
         chat = [{"role": m.role, "content": m.text} for m in messages]
         return self._template.render(
             messages=chat, add_generation_prompt=generate, tools=None, **self._tokens
@@ -61,7 +71,8 @@ class HfChatCodec:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         chosen = self._special if special else self._literal
-        return list(chosen.encode(text, add_special_tokens=False).ids)
+        # Not `encode`: that one holds the interpreter's lock until it is done.
+        return list(chosen.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: tuple[int, ...]) -> str:
         return str(self._special.decode(list(ids), skip_special_tokens=True))

@@ -6,10 +6,13 @@ refused, and once per (version, stage), so a repeat after a crash changes nothin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from redis.asyncio import Redis
 
 from muster.clock import wall
-from muster.streams import RunStreams, StreamEntry, version_record
+from muster.streams import RunStreams, StreamEntry, reaching_redis, version_record
 from muster.v1 import events_pb2 as ev
 from services.trainer.figures import StepReport
 from services.trainer.ports import KnownVersion, ReplicaReport, Stage, VersionRecord
@@ -25,7 +28,14 @@ class RedisVersionLog:
     """See ports.VersionLog."""
 
     def __init__(self, client: Redis, run: str, epoch: int):
+        self._redis = client
         self._streams = RunStreams(client, run, role="trainer", epoch=epoch)
+
+    async def server(self) -> str:
+        """See ports.VersionLog."""
+        with reaching_redis():
+            info: Mapping[str, Any] = await self._redis.info("server")
+        return str(info["run_id"])
 
     async def known(self) -> dict[int, KnownVersion]:
         """See ports.VersionLog."""

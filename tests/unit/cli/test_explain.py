@@ -196,7 +196,7 @@ def test_a_run_without_work_leads_to_the_next_submission(good: Story) -> None:
         "trainer", "waiting", "the next batch", 0.0, "readybank", "muster explain batch"
     )
     batch = Waiting("batch 3", "collecting", "2 groups", 1.0, "router", "muster explain")
-    ended = Waiting("r", "1 jobs ended", owner="client", next_command="muster submit tasks/")
+    ended = Waiting("r", "1 job ended", owner="client", next_command="muster submit tasks/")
     answers = {
         "trainer": Answer("trainer", (waits,)),
         "readybank": Answer("readybank", (batch,)),

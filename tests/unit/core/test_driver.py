@@ -153,3 +153,24 @@ async def test_time_comes_as_an_event(machine: Countdown, journal: Journal) -> N
         await driver.run(machine.over)
         ticking.cancel()
     assert machine.seen[0] == 0
+
+
+async def test_a_full_inbox_leaves_others_their_turn(machine: Countdown, journal: Journal) -> None:
+    async def nothing(command: Go) -> Went | None:
+        del command
+        return None
+
+    driver, stopping, seen = MachineDriver(machine, nothing, journal), asyncio.Event(), list[int]()
+
+    async def other() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            seen.append(len(machine.seen))
+
+    for n in range(1, 51):
+        await driver.feed(Went(n))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        await tasks.create_task(other())
+        stopping.set()
+    assert seen[-1] < 50

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
+from opentelemetry.propagate import inject
 from opentelemetry.sdk.trace import TracerProvider
 
 from muster.telemetry import JsonFormatter, printable, span, traceparent
@@ -80,3 +81,17 @@ def test_a_span_continues_the_callers_trace_and_links_its_sources() -> None:
         context = inner.get_span_context()
     assert caller.split("-")[1] == f"{context.trace_id:032x}"
     assert trace.get_current_span().get_span_context().is_valid is False
+
+
+def test_a_traceparent_is_what_the_standard_propagator_writes() -> None:
+    written: dict[str, str] = {}
+    with TracerProvider().get_tracer("test").start_as_current_span("one"):
+        inject(written)
+        assert traceparent() == written["traceparent"]
+
+
+def test_a_span_ends_with_its_block_also_when_that_fails() -> None:
+    with pytest.raises(ValueError, match="boom"), span("fails") as inner:
+        raise ValueError("boom")
+    assert not inner.is_recording()
+    assert traceparent() == ""

@@ -8,6 +8,7 @@ import pytest
 
 from muster.errors import Exhausted, Fenced, InvalidInput, Refused, Unavailable
 from muster.types import EpisodeKey, SamplingParams
+from services.inference.engine import Load
 from services.inference.replica import Bounds, Replica, State, engine_name
 from services.inference.sampling import check_sampling
 
@@ -265,3 +266,54 @@ def test_sampling_out_of_range_names_its_field(field: str, value: float) -> None
         check_sampling(SamplingParams(**{field: value}))
 
     assert refused.value.field == f"sampling.{field}"
+
+
+def granting(share: float = 0.5) -> Replica:
+    bounds = Bounds(
+        requests_max=2, scores_max=1, tokens_max=100, credit_share=share, credit_ttl_s=7.0
+    )
+    replica = Replica("main", bounds, life="one")
+    replica.started(4)
+    return replica
+
+
+def test_a_credit_is_a_share_of_the_cache_for_a_while() -> None:
+    grant = granting().grant("main", 1, Load(kv_tokens_total=1001))
+    assert (grant.credit_tokens, grant.ttl_s) == (500, 7.0)
+    assert (grant.life, grant.version, grant.state) == ("one", 4, State.SERVING)
+    assert grant.detail == ""
+
+
+def test_who_serves_nothing_grants_nothing_and_says_why() -> None:
+    fenced, draining = granting(), granting()
+    fenced.fence("it missed version 5")
+    draining.drain()
+    starting = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
+    grants = [r.grant("main", 1, Load(kv_tokens_total=1000)) for r in (fenced, draining, starting)]
+    assert [grant.credit_tokens for grant in grants] == [0, 0, 0]
+    assert grants[0].detail == "it missed version 5"
+    assert "draining" in grants[1].detail
+    assert "starting" in grants[2].detail
+
+
+def test_whoever_asks_for_a_credit_hears_that_weights_are_being_applied() -> None:
+    replica = granting()
+    assert not replica.grant("main", 1, Load()).updating
+    replica.begin_commit()
+    assert replica.grant("main", 1, Load(kv_tokens_total=1000)).updating
+    replica.committed(5)
+    assert not replica.grant("main", 1, Load()).updating
+
+
+def test_asking_for_a_credit_is_a_claim() -> None:
+    replica = granting()
+    name = replica.admit_request(key(epoch=2), "a", prompt=1, max_tokens=1)
+    replica.grant("main", 3, Load())
+    assert replica.orphans == (name,)
+    with pytest.raises(Fenced, match="owner epoch 3"):
+        replica.grant("main", 2, Load())
+
+
+def test_another_run_gets_no_credit() -> None:
+    with pytest.raises(InvalidInput, match="another run"):
+        granting().grant("other", 1, Load())

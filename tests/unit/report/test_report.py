@@ -191,6 +191,18 @@ def test_totals_are_those_of_the_run(good: Story) -> None:
     assert (t.jobs, t.groups, t.groups_trained, t.groups_filtered, t.groups_open) == (2, 4, 2, 1, 1)
     assert t.filtered_reasons == {"zero_variance": 1}
     assert (t.trajectories, t.tokens_sampled, t.versions_published, t.wall_s) == (4, 40, 3, 36)
+    assert t.cached_token_share == t.tokens_cached / t.tokens_prompt > 0
+
+
+def test_each_replica_has_its_turns_and_its_share_of_cached_tokens(good: Story) -> None:
+    record = good.record()
+    names = {turn.replica for turn in record.turns}
+    found = {engine.replica: engine for engine in report(record).engines}
+    assert {*found} == names
+    for name in names:
+        mine = [turn for turn in record.turns if turn.replica == name]
+        prompts, cached = (sum(t.prompt_tokens for t in mine), sum(t.cached_tokens for t in mine))
+        assert (found[name].turns, found[name].cached_token_share) == (len(mine), cached / prompts)
 
 
 def test_one_batch_can_be_chosen(good: Story) -> None:

@@ -200,7 +200,7 @@ def test_repairs_replays_and_remarks_are_told(story: Story) -> None:
         "repairs / replays",
         "attempts repaired because: host_lost 1",
         "boxes rebuilt by replay 1 (host_lost 1), 1 turns run again",
-        "replica e0: waited for environments",
+        "prompts; waited for environments",
         "trained against dispatched, 1 settled cohorts: largest KS distance of durations 0",
         "remark: task t: 1 groups without variance",
     ):

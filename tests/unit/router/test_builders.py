@@ -13,8 +13,7 @@ from muster.taskset import Task, task_from_archive
 from muster.types import Limits
 from services.router import builders
 from services.router import events as e
-from services.router.fleet import Fleet
-from services.router.policy import Placement
+from services.router.hosts import Hosts
 from tests.unit.router.test_machine import silent
 from tests.unit.router.world import World, job
 
@@ -124,12 +123,12 @@ def test_any_other_task_is_taken(unbuildable: str, hosts: list[dict[str, str]]) 
 
 
 def test_such_a_task_gets_its_box_only_where_one_can_be_built() -> None:
-    fleet = Fleet(Placement(2, 1.5))
-    fleet.hosts_are(HOSTS)
-    assert {fleet.pick_host(0.0, builds=True) for _ in range(3)} == {"d"}
-    assert fleet.pick_host(0.0, builds=True, avoid="d") == "d"
-    fleet.hosts_are(HOSTS[:1])
-    assert fleet.pick_host(0.0, builds=True) == ""
+    hosts = Hosts()
+    hosts.listed(HOSTS)
+    assert {hosts.pick(0.0, builds=True) for _ in range(3)} == {"d"}
+    assert hosts.pick(0.0, builds=True, avoid="d") == "d"
+    hosts.listed(HOSTS[:1])
+    assert hosts.pick(0.0, builds=True) == ""
 
 
 def test_an_episode_waits_for_such_a_host() -> None:

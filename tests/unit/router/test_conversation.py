@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from muster.types import SegmentKind, VersionSpan
+from services.router.blocks import BlockChain
+from services.router.context import Context
 from services.router.conversation import Conversation
 from services.router.events import Message
 
@@ -113,3 +115,62 @@ def test_a_template_that_cannot_be_extended_starts_a_new_prompt_segment() -> Non
 def test_opening_twice_is_a_bug() -> None:
     with pytest.raises(ValueError, match="already open"):
         opened().open((Message("user", "again"),))
+
+
+def test_a_reply_that_is_taken_back_leaves_the_conversation_as_it_was() -> None:
+    conversation = opened()
+    before = conversation.context
+    conversation.reply(*said("lost"), ())
+    conversation.take_back()
+    assert conversation.context == before
+    conversation.reply(*said("kept"), ())
+    conversation.observe(Message("user", "ok"))
+    assert shown(conversation.context[len(before) :]) == "kept>\n<user\nok>\n<assistant\n"
+    kinds = [s.kind for s in conversation.take_segments()]
+    assert kinds == [SegmentKind.PROMPT, SegmentKind.MODEL, SegmentKind.OBSERVATION]
+
+
+def test_without_a_reply_there_is_nothing_to_take_back() -> None:
+    conversation = opened()
+    before = conversation.context
+    conversation.take_back()
+    assert conversation.context == before
+
+
+def test_an_empty_reply_that_is_taken_back_takes_no_segment_along() -> None:
+    conversation = opened()
+    conversation.reply((), (), ())
+    conversation.take_back()
+    assert [s.kind for s in conversation.take_segments()] == [SegmentKind.PROMPT]
+
+
+def test_the_boundary_is_that_of_the_whole_blocks_but_for_the_last_token() -> None:
+    conversation = Conversation(Letters(), block_tokens=4)
+    conversation.open((Message("user", "U"),))
+    for text in ("go", "lost", "a longer one"):
+        conversation.reply(*said(text), ())
+        if text == "lost":
+            assert conversation.boundary[1] > 0
+            conversation.take_back()
+            continue
+        chain = BlockChain(4)
+        chain.extend(Context(conversation.packed), len(conversation) - 1)
+        assert conversation.boundary == (chain.name, chain.tokens)
+        conversation.observe(Message("user", "ok"))
+
+
+def test_the_last_token_is_in_no_cache_yet() -> None:
+    conversation = Conversation(Letters(), block_tokens=1)
+    conversation.open((Message("user", "U"),))
+    conversation.reply(*said("go"), ())
+    assert conversation.boundary[1] == len(conversation) - 1
+
+
+def test_a_reply_that_was_taken_back_is_not_rendered_again() -> None:
+    conversation = opened(Letters(appendable=False))
+    conversation.reply(*said("lost"), ())
+    conversation.take_back()
+    conversation.reply(*said("kept"), ())
+    conversation.observe(Message("user", "o"))
+    assert "lost" not in shown(conversation.context)
+    assert "kept" in shown(conversation.context)

@@ -10,7 +10,7 @@ from muster.run_index import RunIndex
 from muster.subject import Kind, Subject
 from muster.types import Fate, Waiting
 from services.router import events as e
-from tests.unit.router.world import World, generated, job
+from tests.unit.router.world import World, failed, generated, job
 
 WALL = 5_000.0
 
@@ -73,7 +73,7 @@ def test_without_a_replica_the_inference_service_has_to_move() -> None:
     world = World().start(replicas=0).feed(job())
     assert said(world)[0].waits_for == "an inference replica (none is announced)"
     assert said(world)[0].owner == "inference"
-    assert said(world)[0].next_command == "tail -n 20 logs/inference.log"
+    assert said(world)[0].next_command == "tail -n 20 logs/inference*.log"
 
 
 def test_without_room_in_redis_redis_has_to_move() -> None:
@@ -160,7 +160,7 @@ def test_a_run_that_moves_is_not_stalled() -> None:
 
 def test_a_run_in_which_everything_fails_is_stalled_however_busy_it_is() -> None:
     world = World(stall_s=60.0, repairs_max=9, generate_retries_max=1)
-    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "no such device"))
+    world.on(e.Generate, lambda c: failed(c, "no such device"))
     world.start().feed(job(size=2, max_turns=3))
     for second in range(70):
         world.feed(e.HostsListed((e.Host("h0", f"h0:{second}"),))).wait(1.0)

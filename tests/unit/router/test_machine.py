@@ -7,7 +7,7 @@ import msgspec
 from muster.types import Fate, FinishReason, Outcome, OutcomeLabel, StepLimit, VerdictStatus
 from services.router import events as e
 from services.router.machine import RouterMachine
-from tests.unit.router.world import BLOCK, World, generated, job, stepped, verdict
+from tests.unit.router.world import BLOCK, World, failed, generated, job, stepped, verdict
 
 
 def labels(world: World) -> list[OutcomeLabel]:
@@ -103,7 +103,7 @@ def test_a_command_gets_no_more_time_than_its_episode_has_left() -> None:
 
 def test_an_engine_that_says_nothing_is_never_the_models_failure() -> None:
     world = World(episode_timeout_s=50, generate_retries_max=2)
-    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "deadline"))
+    world.on(e.Generate, lambda c: failed(c, "deadline"))
     world.start().feed(job())
     for _ in range(40):
         world.wait(60.0)
@@ -112,7 +112,7 @@ def test_an_engine_that_says_nothing_is_never_the_models_failure() -> None:
 
 def test_retries_of_a_turn_outlast_the_listing_of_a_dead_replica() -> None:
     world = World(generate_retries_max=5)
-    world.on(e.Generate, lambda c: e.GenerateFailed(c.episode, c.turn, c.replica, "refused"))
+    world.on(e.Generate, lambda c: failed(c, "refused"))
     world.start().feed(job())
     for _ in range(24):
         world.wait(0.25)
@@ -126,12 +126,12 @@ def test_each_turn_draws_its_own_noise() -> None:
 
 
 def test_waiting_for_a_replica_is_recorded_as_hold() -> None:
-    failed: list[str] = []
+    asked: list[str] = []
 
     def fail_once(command: e.Generate) -> e.RouterEvent:
-        if command.episode.id not in failed:
-            failed.append(command.episode.id)
-            return e.GenerateFailed(command.episode, command.turn, command.replica, "busy")
+        if command.episode.id not in asked:
+            asked.append(command.episode.id)
+            return failed(command, "busy")
         return generated(command)
 
     world = World().on(e.Generate, fail_once).start().feed(job())
@@ -185,7 +185,7 @@ def test_a_full_host_is_asked_again_later_within_the_bound() -> None:
 def test_a_failed_replica_is_avoided_and_the_same_turn_asked_again_without_its_messages() -> None:
     def fail_r0(command: e.Generate) -> e.RouterEvent:
         if command.replica == "r0":
-            return e.GenerateFailed(command.episode, command.turn, "r0", "gone")
+            return failed(command)
         return generated(command)
 
     world = World().on(e.Generate, fail_r0).start(replicas=2).feed(job())

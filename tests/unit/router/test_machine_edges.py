@@ -8,7 +8,7 @@ from muster.types import Fate, Outcome
 from services.router import events as e
 from tests.unit.router.test_machine import labels, silent
 from tests.unit.router.test_machine_hard import busy
-from tests.unit.router.world import BLOCK, World, generated, job, stepped, verdict
+from tests.unit.router.world import BLOCK, World, failed, generated, job, stepped, verdict
 
 
 def failing_job(world: World) -> World:
@@ -95,7 +95,7 @@ def test_each_turn_has_its_own_retries() -> None:
     def first_fails(command: e.Generate) -> e.RouterEvent:
         if command.retry:
             return generated(command)
-        return e.GenerateFailed(command.episode, command.turn, command.replica, "gone")
+        return failed(command)
 
     world = World(generate_retries_max=1).on(e.Generate, first_fails).start().feed(job(max_turns=4))
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_retries_do_not_count_while_no_replica_is_there() -> None:
     world = World(generate_retries_max=0).on(e.Generate, silent).start().feed(job())
     asked = world.sent(e.Generate)
     world.feed(e.ReplicasListed(()))
-    world.feed(*(e.GenerateFailed(c.episode, 0, c.replica, "gone") for c in asked))
+    world.feed(*(failed(c) for c in asked))
     assert not labels(world)
 
 

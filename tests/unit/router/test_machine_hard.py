@@ -5,13 +5,13 @@ from __future__ import annotations
 from muster.types import Outcome
 from services.router import events as e
 from tests.unit.router.test_machine import labels, silent
-from tests.unit.router.world import Answer, World, generated, job, verdict
+from tests.unit.router.world import Answer, World, failed, generated, job, verdict
 
 
 def busy(world: World) -> tuple[int, int, int]:
     """Boxes, requests in flight and homes that the fleet still counts."""
     fleet = world.machine._fleet
-    return (sum(fleet._boxes.values()), sum(fleet._in_flight.values()), len(fleet._homes))
+    return (sum(fleet.hosts.boxes.values()), len(fleet.loads.asked), len(fleet.loads.homes))
 
 
 def test_boxes_refused_before_do_not_use_up_the_turns_own_retries() -> None:
@@ -23,7 +23,7 @@ def test_boxes_refused_before_do_not_use_up_the_turns_own_retries() -> None:
     del world.answers[e.AcquireBox]
     world.on(
         e.Generate,
-        lambda c: generated(c) if c.retry else e.GenerateFailed(c.episode, 0, c.replica, "gone"),
+        lambda c: generated(c) if c.retry else failed(c),
     )
     for _ in range(3):
         world.wait(1.0)
@@ -44,7 +44,7 @@ def test_replies_that_failed_before_do_not_use_up_the_verifiers_own_retry() -> N
             return generated(command)
         if command.retry:
             return e.ContextFull(command.episode, command.turn)
-        return e.GenerateFailed(command.episode, command.turn, command.replica, "gone")
+        return failed(command)
 
     world = World(repairs_max=0).on(e.Verify, once).on(e.Generate, full)
     world.start().feed(job(max_turns=2)).wait(5.0)
@@ -88,7 +88,7 @@ def test_time_lost_to_a_failed_replica_is_not_the_models_time() -> None:
     world.on(e.Verify, lambda c: verdict(c, 0.0)).start().feed(job(max_turns=2))
     world.now += 49.0
     for asked in [c for c in world.sent(e.Generate) if c.turn == 1]:
-        world.feed(e.GenerateFailed(asked.episode, 1, "r0", "hung"))
+        world.feed(failed(asked, "hung"))
     world.on(e.Generate, silent).wait(1.0).wait(10.0)
     assert not world.sent(e.AbortGenerate)
 
@@ -112,7 +112,7 @@ def full(times: int, *, of: str = "r0") -> Answer:
         if command.replica != of or len(asked) > times:
             return generated(command)
         why = "5 requests are running"
-        return e.GenerateFailed(command.episode, command.turn, command.replica, why, full=True)
+        return failed(command, why, full=True)
 
     return answer  # type: ignore[return-value]
 
@@ -138,7 +138,7 @@ def test_the_wait_for_a_full_replica_is_bounded_as_a_whole() -> None:
 def test_a_replica_that_is_full_is_no_suspect_and_another_one_is_asked() -> None:
     world = World().on(e.Generate, full(1)).start(replicas=2).feed(job(size=1)).wait(1.0)
     assert [c.replica for c in world.sent(e.Generate)] == ["r0", "r1"]
-    assert not world.machine._fleet._suspect_until
+    assert not world.machine._fleet.health.suspect("r0", world.now)
 
 
 def test_a_command_that_no_box_can_run_is_the_models_and_never_reaches_one() -> None:

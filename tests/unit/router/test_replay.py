@@ -236,7 +236,7 @@ def test_a_refused_new_box_is_asked_for_again_away_from_the_lost_one() -> None:
 
 def test_nothing_is_left_counted_after_a_replay() -> None:
     fleet = played(Hosts(at_turn_3)).machine._fleet
-    assert (sum(fleet._boxes.values()), len(fleet._homes)) == (0, 0)
+    assert (sum(fleet.hosts.boxes.values()), len(fleet.loads.homes)) == (0, 0)
 
 
 @pytest.mark.parametrize(

@@ -199,9 +199,9 @@ def test_what_a_cancelled_job_had_left_is_given_back() -> None:
 
 def test_the_fleet_counts_boxes_that_were_taken_over() -> None:
     world = taken_over(record())
-    assert world.machine._fleet._boxes == {"h1": 1}
+    assert world.machine._fleet.hosts.boxes == {"h1": 1}
     world.feed(e.JobCancelled("j"))
-    assert world.machine._fleet._boxes == {"h1": 0}
+    assert world.machine._fleet.hosts.boxes == {"h1": 0}
 
 
 def test_a_restart_counts_what_was_there_before() -> None:

@@ -66,8 +66,14 @@ def generated(command: e.Generate, text: str = BLOCK, **fields: object) -> e.Gen
         "queue_s": 0.0,
         "prefill_s": 0.1,
         "end_unix_s": 2.0,
+        "retry": command.retry,
     } | fields
     return e.Generated(command.episode, command.turn, text, **given)
+
+
+def failed(command: e.Generate, detail: str = "gone", *, full: bool = False) -> e.GenerateFailed:
+    at = (command.episode, command.turn, command.replica)
+    return e.GenerateFailed(*at, detail, full=full, retry=command.retry)
 
 
 def stepped(command: e.Exec, **fields: object) -> e.StepFinished:
@@ -100,14 +106,22 @@ def default(command: e.RouterCommand) -> e.RouterEvent | None:
             return generated(command)
         case e.Exec():
             return stepped(command)
+        case e.Verify():
+            return verdict(command)
+        case e.ProbeReplica():
+            return e.ReplicaProbed(command.replica, command.life, True)
+        case _:
+            return recorded(command)
+
+
+def recorded(command: e.RouterCommand) -> e.RouterEvent | None:
+    match command:
         case e.RecordIntent():
             return e.IntentRecorded(command.episode, command.turn)
         case e.RecordRestored():
             return e.RestoredRecorded(command.episode, command.repair)
         case e.RecordTurn():
             return e.TurnRecorded(command.episode, command.turn)
-        case e.Verify():
-            return verdict(command)
         case e.RecordEpisode():
             return e.EpisodeRecorded(command.episode)
         case _:

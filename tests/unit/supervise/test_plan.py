@@ -71,3 +71,19 @@ def test_settings_reach_services_through_the_file_alone() -> None:
     assert "MUSTER_RUN" not in made
     assert made["MUSTER_TEST_HOOK"] == "1"
     assert made["TMPDIR"] == str(RUNTIME)
+
+
+def test_several_replicas_have_a_name_and_an_id_each() -> None:
+    services = plan(Config(replicas=2), RUNTIME)
+    found = [service for service in services if service.kind == "inference"]
+    assert [service.name for service in found] == ["inference-1", "inference-2"]
+    assert [service.command[-2:] for service in found] == [
+        ("--replica", "inference-1"),
+        ("--replica", "inference-2"),
+    ]
+    assert [service.id for service in found] == ["inference-1", "inference-2"]
+
+
+def test_one_replica_keeps_its_id_over_restarts() -> None:
+    [service] = [s for s in plan(Config(), RUNTIME) if s.kind == "inference"]
+    assert (service.name, service.id) == ("inference", "inference-1")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
 from muster.config import load_config
+from muster.errors import ConfigError
+from muster.supervise.prepare import check_given
 from muster.supervise.resolved import resolve, toml_of
 
 
@@ -23,3 +28,25 @@ def test_resolving_touches_only_the_address_and_the_model() -> None:
     assert resolved.redis.url == "unix:///s"
     assert resolved.model.path == "/m"
     assert resolve(resolved, redis_url=config.redis.url, model=config.model.path) == config
+
+
+@pytest.mark.parametrize(
+    ("replicas", "asked", "threads"), [(1, 0, 0), (2, 3, 3), (2, 0, 0), (64, 0, 1)]
+)
+def test_several_replicas_share_the_cores_unless_told_otherwise(
+    replicas: int, asked: int, threads: int
+) -> None:
+    config = load_config(
+        None, {"MUSTER_REPLICAS": str(replicas), "MUSTER_INFERENCE__THREADS": str(asked)}
+    )
+    given = resolve(config, redis_url="unix:///s", model="/m").sections["inference"]
+    expected = threads or (max(1, (os.cpu_count() or 1) // 2) if replicas > 1 else 0)
+    assert getattr(given, "threads") == expected  # noqa: B009 - of a section that is not known here
+
+
+def test_several_replicas_cannot_listen_on_one_port() -> None:
+    config = load_config(
+        None, {"MUSTER_REPLICAS": "2", "MUSTER_INFERENCE__LISTEN": "127.0.0.1:7500"}
+    )
+    with pytest.raises(ConfigError, match="2 replicas cannot listen on one port"):
+        check_given(config)

@@ -69,6 +69,17 @@ class FakeVersionLog:
 
     def __init__(self) -> None:
         self.records: list[VersionRecord] = []
+        self.process = "first"
+        self.changed = asyncio.Condition()
+
+    async def server(self) -> str:
+        """See ports.VersionLog."""
+        return self.process
+
+    def lose(self, records: int) -> None:
+        """A power cut takes the newest ones."""
+        self.process = "next"
+        del self.records[-records:]
 
     async def known(self) -> dict[int, KnownVersion]:
         """See ports.VersionLog."""
@@ -78,6 +89,8 @@ class FakeVersionLog:
         """See ports.VersionLog."""
         if (record.version, record.stage) not in {(r.version, r.stage) for r in self.records}:
             self.records.append(record)
+            async with self.changed:
+                self.changed.notify_all()
 
 
 class FakeFleet:

@@ -252,6 +252,24 @@ async def test_tokens_of_a_strange_version_stop_the_trainer(tmp_path: Path) -> N
     assert stage.bank.acknowledged == [0]
 
 
+async def test_records_that_a_power_cut_took_are_written_again(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=1)
+    stage.settings = replace(stage.settings, replica_check_s=0.01)
+    log = stage.versions
+    driver, stopping = stage.driver(), asyncio.Event()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        await stage.bank.drained.wait()
+        published = ports.Stage.PUBLISHED
+        before = [(r.version, r.stage) for r in log.records]
+        assert before == [(0, ports.Stage.DURABLE), (1, ports.Stage.DURABLE), (1, published)]
+        log.lose(3)
+        async with log.changed:
+            await log.changed.wait_for(lambda: len(log.records) == len(before))
+        stopping.set()
+    assert [(r.version, r.stage) for r in log.records] == before
+
+
 class _Swallows(FakeVersionLog):
     """Its write meets its cancellation, which is then lost: asyncio.wait_for before Python 3.12."""
 

@@ -355,3 +355,16 @@ def test_a_new_version_is_tried_at_once_and_success_is_forgotten() -> None:
     assert set(machine.missed) == {"b"}
     machine.handle(s.CheckpointSaved(1, VersionRecord(5, 0, "d", "c")), 0.0)
     assert machine.handle(s.BatchAcknowledged(1), 0.0) == [s.Publish(5, 0)]
+
+
+def test_a_server_that_was_restarted_gets_every_record_again_however_often() -> None:
+    world = World(batches=2)
+    machine = s.TrainerMachine()
+    events: list[s.TrainerEvent] = [s.Started(0, BASE, 1)]
+    while events:
+        for command in machine.handle(events.pop(0), 0.0):
+            if (event := world.carry_out(command)) is not None:
+                events.append(event)
+    for _ in range(2):
+        again = machine.handle(s.ServerRestarted(), 0.0)
+        assert again == [s.RecordVersion(record) for record in world.records.values()]

@@ -1,0 +1,96 @@
+"""Which runs bench.collection makes: arms, regimes, seeds, batches.
+
+Owns: the settings of a full and of a quick run. Promise: seeds that judge (201 and on) tuned
+nothing. Does not cover: how runs are made (collection_runs.py), what is made of them
+(collection_tables.py).
+"""
+
+from __future__ import annotations
+
+from muster.types import Value
+from sim.rollout import arms
+from sim.rollout.figures import SETTLING
+from sim.rollout.workload import ENV_BOUND, REGIMES, TB_LIKE, variants
+
+MAIN = ("plain", "strong", "async-strong", "hold-resume", "muster")
+LEVERS = tuple(
+    arm.name
+    for arm in (
+        arms.MACHINE_PLAIN,
+        *arms.ALONE,
+        arms.ADMISSION_AND_PRIORITY,
+        *arms.MINUS,
+        *arms.OTHERS,
+    )
+)
+VARIANTS = tuple(name for name in variants(TB_LIKE) if "context" not in name)
+
+
+class Job(Value, frozen=True):
+    """One run. `follow`: until every group that was opened has its fate, for the bias."""
+
+    arm: str
+    regime: str
+    seed: int
+    batches: int
+    follow: bool
+
+
+class Plan(Value, frozen=True):
+    """What is run. `batches` and `few_batches` are measured, see `cuts`."""
+
+    quick: bool
+    seeds: tuple[int, ...]  # of the main table
+    batches: int
+    few_seeds: tuple[int, ...]  # of levers and sensitivity
+    few_batches: int
+    levers: tuple[str, ...]
+    variants: tuple[str, ...]
+
+    @property
+    def regimes(self) -> tuple[str, ...]:
+        return tuple(REGIMES)
+
+    def cuts(self, measured: int) -> int:
+        """Batches in all: the cold first one of a quick run, else those that settle, go before."""
+        return measured + (1 if self.quick else SETTLING)
+
+    def jobs(self) -> tuple[Job, ...]:
+        """All of them, seed by seed, so that arms are interleaved."""
+        found = [
+            Job(arm, regime, seed, self.cuts(self.batches), not self.quick)
+            for seed in self.seeds
+            for regime in self.regimes
+            for arm in MAIN
+        ]
+        few = self.cuts(self.few_batches)
+        for seed in self.few_seeds:
+            found += [
+                Job(arm, regime, seed, few, False) for regime in self.regimes for arm in self.levers
+            ]
+            found += [
+                Job(arm, regime, seed, few, False) for regime in self.variants for arm in MAIN
+            ]
+        return tuple(found)
+
+
+FULL = Plan(
+    quick=False,
+    seeds=tuple(range(201, 221)),
+    batches=20,
+    few_seeds=(201, 202),
+    few_batches=5,
+    levers=LEVERS,
+    variants=VARIANTS,
+)
+QUICK = Plan(
+    quick=True,
+    seeds=(101,),
+    batches=3,
+    few_seeds=(),
+    few_batches=0,
+    levers=(),
+    variants=(),
+)
+SHORT = {TB_LIKE.name: "tb", ENV_BOUND.name: "env"}
+"""Of the regimes, in the names of ratios."""

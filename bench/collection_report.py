@@ -1,0 +1,159 @@
+"""docs/results/collection.md out of the results of bench.collection.
+
+Owns: the form of the page. Promise: every figure shown is of the runs named on it; what was not run
+is a dash. Does not cover: the plot (collection_plot.py), targets (bench.check).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from bench.collection_plan import MAIN
+from bench.collection_tables import Ratio, Study, paired, pooled
+from sim.rollout import arms
+from sim.rollout.doing import Doing
+from sim.rollout.figures import SETTLING
+
+_HEAD = """\
+# Time to a trainable batch, simulated
+
+`python -m bench.collection --json collection.json` gives the figures, `--report` this page and its
+plot, `python -m bench.check collection.json` judges them. `python -m bench.sim --json -` tells how
+fast the simulation is and whether equal seeds give equal traces.
+
+The arms *muster*, *only …*, *without …* and those with another rule are the production machines
+(router, ready bank, box pools) under other configurations; *plain*, *strong*, *async-strong* and
+*hold-resume* are programs of their own over the same models of engines, boxes, tools and verifiers
+(sim/rollout/baselines says what each does). All meet the same tasks, lengths, tool times and
+failures. Weights are fixed, the trainer takes no time.
+"""
+_NOTES = """\
+- s/batch: time between batches, the median of all batches of all seeds, and the mean, without the
+  first six of each seed: arms that carry work on train short groups first, while the engines fill
+  with long ones. first: the cold first batch. *less*: 1 - geometric mean over the seeds of muster's
+  median interval over the arm's, with its 95 % interval (t on paired log ratios).
+- bound: the larger of two true bounds of exactly the groups trained (sim/rollout/bound.py): engine
+  work plus the steps that the KV budget enforces, and box time. × bound: mean interval over it.
+- recomputed: prompt tokens prefilled again, per batch. GPU wait: replica-seconds per batch in which
+  engines idled for environments.
+- KS: distance of the durations dispatched and trained, by launch cohort (groups launched between
+  two batches, without the first three); the worst cohort of any seed, and the mean. Every group is
+  followed to its fate. Slope: batches of lag per 1,000 s of an episode's own duration.
+- A lever alone stands against the machine without levers, one left out against muster; negative is
+  faster.
+"""
+
+
+def rendered(study: Study, machine: dict[str, Any]) -> Iterator[str]:
+    """The page, line by line."""
+    plan = study.plan
+    yield _HEAD
+    yield (
+        f"Seeds {plan.seeds[0]}–{plan.seeds[-1]}, {plan.batches} batches after {SETTLING} that "
+        "settle; "
+        f"levers and sensitivity: {len(plan.few_seeds)} seeds, {plan.few_batches} batches. Seeds "
+        f"from 201 on tuned nothing. Run on {machine['cpu']}, Python {machine['python']}."
+    )
+    yield ""
+    yield "![seconds per batch by what they are spent on](collection.svg)"
+    for regime in plan.regimes:
+        yield ""
+        yield f"## {regime}"
+        yield ""
+        yield from _arms(study, regime)
+        yield ""
+        yield from _split(study, regime)
+        if plan.levers:
+            yield ""
+            yield from _levers(study, regime)
+    if plan.variants:
+        yield ""
+        yield "## Sensitivity"
+        yield ""
+        yield from _sensitivity(study)
+    yield ""
+    yield _NOTES.rstrip()
+
+
+def _arms(study: Study, regime: str) -> Iterator[str]:
+    yield (
+        "| arm | s/batch | mean | first | muster less | × bound | recomputed Mtok | busy | "
+        "GPU wait s | KS worst / mean | slope | age p99 s | fates |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for arm in MAIN:
+        results = study.main(arm, regime)
+        told = [result.figures for result in results]
+        less = "" if arm == "muster" else _saving(study.against(arm, regime))
+        cells = (
+            f"{statistics.median(pooled(results)):,.0f}",
+            f"{statistics.fmean(f.interval_mean_s for f in told):,.0f}",
+            f"{statistics.median(f.first_batch_s for f in told):,.0f}",
+            less,
+            f"{study.over_bound(arm, regime).value:.2f}",
+            f"{statistics.fmean(f.recomputed_tokens for f in told) / 1e6:.1f}",
+            f"{statistics.fmean(f.busy for f in told):.2f}",
+            f"{statistics.fmean(f.gpu_wait_s for f in told):,.0f}",
+            f"{max(f.ks_worst for f in told):.3f} / "
+            f"{statistics.fmean(f.ks_mean for f in told):.3f}",
+            f"{statistics.fmean(f.lag_slope for f in told):.2f}",
+            f"{statistics.median(f.age_p99_s for f in told):,.0f}",
+            f"{min(f.fates for f in told):.1%}",
+        )
+        yield f"| {arm} | {' | '.join(cells)} |"
+
+
+def _split(study: Study, regime: str) -> Iterator[str]:
+    states = [str(doing) for doing in Doing]
+    yield "Where a batch's seconds go (mean; equal shares among the siblings that still block it):"
+    yield ""
+    yield f"| arm | {' | '.join(states)} | tail |"
+    yield f"|---|{'---|' * (len(states) + 1)}"
+    for arm in MAIN:
+        told = [result.figures for result in study.main(arm, regime)]
+        cells = [f"{statistics.fmean(f.split_s[s] for f in told):,.0f}" for s in states]
+        cells.append(f"{statistics.median(f.tail_s for f in told):,.0f}")
+        yield f"| {arm} | {' | '.join(cells)} |"
+
+
+def _levers(study: Study, regime: str) -> Iterator[str]:
+    yield "| configuration | s/batch | against | change % | age p99 s |"
+    yield "|---|---|---|---|---|"
+    alone = {arm.name for arm in (*arms.ALONE, arms.ADMISSION_AND_PRIORITY)}
+    for arm in study.plan.levers:
+        base = arms.MACHINE_PLAIN.name if arm in alone else "muster"
+        mine = study.few_medians(arm, regime)
+        change = paired(mine, study.few_medians(base, regime))
+        age = statistics.median(r.figures.age_p99_s for r in study.few(arm, regime))
+        yield (
+            f"| {arm} | {statistics.median(mine):,.0f} | {base} | {_change(change)} | {age:,.0f} |"
+        )
+
+
+def _sensitivity(study: Study) -> Iterator[str]:
+    yield f"| workload | {' | '.join(MAIN)} | muster × bound |"
+    yield f"|---|{'---|' * (len(MAIN) + 1)}"
+    for regime in study.plan.variants:
+        cells = [f"{statistics.median(study.few_medians(a, regime)):,.0f}" for a in MAIN]
+        found = study.few("muster", regime)
+        over = paired(
+            [result.figures.interval_mean_s for result in found],
+            [result.bounds.true_s for result in found],
+        )
+        yield f"| {regime} | {' | '.join(cells)} | {over.value:.2f} |"
+
+
+def _saving(ratio: Ratio) -> str:
+    share, low, high = ratio.less
+    told = f"{share:.1%}"
+    return told if math.isnan(low) else f"{told} [{low:.1%}, {high:.1%}]"
+
+
+def _change(ratio: Ratio) -> str:
+    told = f"{100 * (ratio.value - 1):+.1f}"
+    if math.isnan(ratio.low):
+        return told
+    return f"{told} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"

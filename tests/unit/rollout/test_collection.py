@@ -1,0 +1,146 @@
+"""Comparing arms: paired ratios, the names that targets know, cached runs, page and plot."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench import check
+from bench.collection_plan import FULL, MAIN, QUICK, Job, Plan
+from bench.collection_plot import drawn
+from bench.collection_report import rendered
+from bench.collection_runs import Cache, Results, results
+from bench.collection_tables import Study, figures, paired, ratios
+from sim.rollout.bound import Bounds
+from sim.rollout.doing import Doing
+from sim.rollout.figures import RunFigures
+from sim.rollout.run import Result
+
+PLAN = msgspec.structs.replace(
+    FULL,
+    seeds=(201, 202),
+    batches=2,
+    few_seeds=(201,),
+    few_batches=2,
+    levers=("without boxes",),
+    variants=("tb-like kv x0.5",),
+)
+SECONDS = dict(zip(MAIN, (20_000.0, 12_000.0, 5_000.0, 4_000.0, 3_000.0), strict=True))
+
+
+def result(job: Job, seconds: float) -> Result:
+    """A run whose batches all take so long."""
+    told = RunFigures(
+        arm=job.arm,
+        regime=job.regime,
+        seed=job.seed,
+        batches=job.batches,
+        first_batch_s=seconds + 500,
+        interval_s=seconds,
+        interval_mean_s=seconds,
+        intervals_s=(seconds,) * (job.batches - 1),
+        split_s={str(doing): seconds / len(Doing) for doing in Doing},
+        tail_s=seconds / 4,
+        recomputed_tokens=2e6,
+        prefilled_tokens=9e6,
+        ks_worst=0.01,
+        ks_mean=0.005,
+        fates=1.0,
+        lag_p50=1.0,
+        lag_max=3,
+        lag_slope=0.5,
+        age_p50_s=1.0,
+        age_p99_s=2.0,
+        gpu_wait_s=3.0,
+        busy=0.9,
+        busy_worst=1.0,
+        attempts=1,
+        lost=0,
+        turns=1,
+    )
+    return Result(told, Bounds(2_000.0, 2_500.0, 2_600.0, 100.0))
+
+
+def study(plan: Plan = PLAN) -> Study:
+    """Each arm takes its SECONDS, 10 % more under seed 202."""
+    found: Results = {
+        job: result(job, SECONDS.get(job.arm, 3_300.0) * (1.1 if job.seed == 202 else 1.0))
+        for job in plan.jobs()
+    }
+    return Study(plan, found)
+
+
+def test_a_paired_ratio_is_the_geometric_mean_with_its_t_interval() -> None:
+    found = paired([1.0, 4.0], [2.0, 4.0])
+    half = 12.706 * math.log(2) / 2  # of logs -ln 2 and 0: deviation ln 2 / sqrt 2, over sqrt 2
+    assert found.value == pytest.approx(math.sqrt(0.5))
+    assert found.low == pytest.approx(math.sqrt(0.5) * math.exp(-half))
+    assert found.high == pytest.approx(math.sqrt(0.5) * math.exp(half))
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert math.isnan(paired([1.0], [2.0]).low)
+
+
+def test_what_all_seeds_share_is_no_uncertainty() -> None:
+    found = study().against("plain", "tb-like")
+    assert (found.value, found.low, found.high) == pytest.approx((0.15, 0.15, 0.15))
+
+
+def test_every_target_of_the_benchmark_is_among_its_figures() -> None:
+    targets = tomllib.loads(check.TARGETS.read_text("utf-8"))["collection"]
+    found = study()
+    assert set(targets) <= {*figures(found), *ratios(found)}
+
+
+def test_a_bound_is_compared_with_the_mean() -> None:
+    assert ratios(study())["muster_over_bound_tb"] == pytest.approx(3_000 * 1.1**0.5 / 2_500)
+
+
+def test_the_plan_judges_on_twenty_seeds_that_tuned_nothing() -> None:
+    assert len(FULL.seeds) >= 20
+    assert min(FULL.seeds) >= 201
+    assert max(QUICK.seeds) < 201
+    assert set(FULL.few_seeds) <= set(FULL.seeds)
+
+
+def test_a_result_is_read_again_and_not_made_again(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    job = Job("muster", "tb-like", 201, 3, True)
+    cache.put(job, result(job, 7.0))
+    assert results((job,), cache, processes=1)[job].figures.interval_s == 7.0
+
+
+def test_other_settings_are_other_results(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    job = Job("muster", "tb-like", 201, 3, True)
+    cache.put(job, result(job, 7.0))
+    others = [
+        msgspec.structs.replace(job, **change)
+        for change in ({"seed": 202}, {"batches": 4}, {"follow": False}, {"regime": "env-bound"})
+    ]
+    assert [cache.get(other) for other in others] == [None] * 4
+
+
+def test_the_page_names_every_arm_and_lever() -> None:
+    page = "\n".join(rendered(study(), {"cpu": "a processor", "python": "3"}))
+    for name in (*MAIN, *PLAN.levers, *PLAN.variants):
+        assert f"| {name} |" in page
+
+
+def test_a_bar_is_as_long_as_its_mean_interval() -> None:
+    widths: dict[str, float] = {}
+    arm = ""
+    for line in drawn(study()).splitlines():
+        if 'text-anchor="end"' in line:
+            arm = line.partition(">")[2].partition("<")[0]
+            widths[arm] = 0.0
+        elif 'height="20"' in line:
+            widths[arm] += float(line.partition('width="')[2].partition('"')[0])
+    for name in MAIN:
+        share = SECONDS[name] / SECONDS["plain"]
+        assert widths[name] / widths["plain"] == pytest.approx(share, abs=0.01)

@@ -1,0 +1,56 @@
+"""The race of placement policies: equal for equal seeds, and every group ends in every case."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from bench.routing import interval
+from sim.rollout.routing import CASES, OURS, Case, Figures, Race, arm_of, pressed, size
+
+GROUPS = 2
+
+
+def ran(name: str, case: Case, seed: int = 1) -> Figures:
+    return Race(name, replace(case, context_limit=32_768), seed, GROUPS).run()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_group_ends_in_every_case_and_again_at_the_same_time(case: Case) -> None:
+    case = replace(case, killed_at_s=20.0) if case.killed_at_s else case
+    first = ran("sticky_least_loaded", case)
+    assert first == ran("sticky_least_loaded", case)
+    assert 0 < first.group_finish_s <= first.all_finish_s
+
+
+def test_a_killed_replica_makes_its_conversations_move() -> None:
+    case = replace(CASES[1], killed_at_s=100.0)
+    assert ran(OURS, case, 4).migrations > ran(OURS, CASES[1], 4).migrations == 0
+
+
+def test_an_update_makes_contexts_be_computed_again() -> None:
+    often = replace(CASES[1], update_every_s=30.0)
+    assert ran(OURS, often).recomputed_tokens > ran(OURS, CASES[1]).recomputed_tokens
+
+
+def test_pressure_sets_the_kv_of_a_replica() -> None:
+    half, twice = (pressed(size(32), CASES[n], 1, 32).kv_tokens for n in (0, 2))
+    assert half == pytest.approx(4 * twice, rel=0.01)
+
+
+def test_the_others_let_everybody_go_on() -> None:
+    assert arm_of("cache_aware").admission == "none"
+    assert arm_of(OURS).has("admission")
+
+
+def figures(seed: int, finish_s: float) -> Figures:
+    return Figures("x", "c", seed, finish_s, finish_s, 0, 0, 1.0, 0, 0)
+
+
+def test_a_constant_ratio_has_no_spread() -> None:
+    ours = [figures(n, 100.0 + n) for n in range(5)]
+    others = [figures(n, 1.1 * (100.0 + n)) for n in range(5)]
+    assert interval(others, ours) == pytest.approx((1.1, 1.1, 1.1))
+    others[0] = figures(0, 150.0)
+    low, mean, high = interval(others, ours)
+    assert low < mean < high
