@@ -3,13 +3,14 @@
     python -m bench.check FILE…
 
 Owns: the comparison. Promise: exit 0 when every target of each named bench is met by a full run, 1
-otherwise, 2 without any file; a figure that is missing is a miss; a quick run supports no claim and
-is said to be one.
+otherwise, 2 without any file; a figure that is missing or no number is a miss, and so is a bench
+that has no targets; a quick run supports no claim and is said to be one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ def judged(result: dict[str, Any], targets: dict[str, dict[str, float]]) -> Iter
         value = found.get(name)
         if value is None:
             yield f"{name} is missing"
+        elif math.isnan(value):
+            yield f"{name} is no number"
         elif value < bound.get("min", value):
             yield f"{name} is {value:g}, at least {bound['min']:g} is wanted"
         elif value > bound.get("max", value):
@@ -42,7 +45,8 @@ def main(files: list[str]) -> int:
         result = json.loads(Path(file).read_text("utf-8"))
         name = result["name"]
         if name not in targets:
-            print(f"{file}: no targets for bench {name!r}")
+            print(f"{file}: no targets for bench {name!r}: nothing says that it is good")
+            missed = True
             continue
         wrong = [*judged(result, targets[name])]
         if result.get("settings", {}).get("quick"):

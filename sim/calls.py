@@ -285,11 +285,11 @@ class Calls:
         (start, end), host = self.clocks.start(), self._peer(command.host)
         assert isinstance(host, Host)
         seconds = self._seconds(command)
-        wanted, life = (command.episode.id, command.turn), self.router.life
-        host.wanted[wanted] = lambda: self.router.life == life
+        life = self.router.life
+        host.wanted[command.box] = command.turn, lambda: self.router.life == life
 
         def heard(found: Any) -> None:
-            host.wanted.pop(wanted, None)
+            host.wanted.pop(command.box, None)
             if self.fenced(found):
                 return
             if isinstance(found, MusterError):

@@ -177,7 +177,7 @@ _PAIRS = (
 )
 
 
-AIMED = 16  # pairs of a kind and a state, in each seed
+AIMED = 12  # pairs of a kind and a state, in each seed
 _OFTEN = {  # how often each is tried, by how seldom it is there by itself; others: once
     "episode box": 2,
     "episode intend": 3,
@@ -186,7 +186,7 @@ _OFTEN = {  # how often each is tried, by how seldom it is there by itself; othe
     "episode replay": 3,
     "lease freezing": 7,
     "lease held": 2,
-    "lease ending": 6,
+    "lease ending": 8,
     "trainer down": 2,
     "trainer starting": 3,
     "trainer training": 3,
@@ -197,10 +197,11 @@ _OFTEN = {  # how often each is tried, by how seldom it is there by itself; othe
     "router absent": 2,
     "router recovering": 5,
     "replica silent": 6,
-    "replica wedged": 6,
-    "replica fenced": 6,
+    "replica wedged": 8,
+    "replica fenced": 8,
     "replica old": 3,
 }
+_LATE = (Kind.ROLLBACK, Kind.REPLICA_OLD)  # without effect before the first steps
 _BROUGHT_S = 20.0  # how long what brings a state about lasts
 _BUSY = "episode generate"
 
@@ -242,7 +243,7 @@ _BRINGS: dict[str, tuple[tuple[Fault, ...], ...]] = {
     ),
     "trainer down": ((_brings(Kind.KILL, "trainer", span=5.0),), (_brings(Kind.ROLLBACK, ""),)),
     "trainer starting": ((_brings(Kind.KILL, "trainer"),), (_brings(Kind.ROLLBACK, ""),)),
-    "router absent": ((_brings(Kind.KILL, "router"),), (_brings(Kind.HANG, "router", span=6.0),)),
+    "router absent": ((_brings(Kind.KILL, "router"),),),
     "router recovering": ((_brings(Kind.KILL, "router"),),),
     "lease unregistered": ((_brings(Kind.KILL, "readybank"),),),
 }
@@ -279,7 +280,7 @@ def _aimed(
     """
     found: list[Fault] = []
     for kind, state in _in_turn(seed, kinds, states):
-        at = rng.uniform(0.5, 0.5 * until_s)
+        at = rng.uniform(0.5, 0.5 * until_s) + (0.2 * until_s if kind in _LATE else 0.0)
         ways = _BRINGS.get(state)
         if ways is not None:
             picks = rng.random()
@@ -298,7 +299,10 @@ def _in_turn(seed: int, kinds: Sequence[Kind], states: Sequence[str]) -> list[tu
     others = [kind for kind in kinds if kind not in POWER_CUTS]
     for of in (cuts, others) if cuts and others else (kinds,):
         pairs = [
-            (kind, state) for kind in of for state in states for _ in range(_OFTEN.get(state, 1))
+            (kind, state)
+            for kind in of
+            for state in states
+            for _ in range(_OFTEN.get(state, 1) * (2 if kind is Kind.ROLLBACK else 1))
         ]
         random.Random(len(pairs)).shuffle(pairs)
         count = AIMED // 2 if of is cuts else AIMED

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.engine import Replica
-from sim.faults import ARMED, PHASES, POWER_CUTS, WINDOWS, Fault, Kind
+from sim.faults import ARMED, OF_REPLICA, PHASES, POWER_CUTS, WINDOWS, Fault, Kind
 from sim.host import Host
 from sim.led import Shared
 from sim.process import Process
@@ -152,6 +152,9 @@ class Injector:
         if fault.kind in (Kind.BOX_LOST, Kind.BOXES_LOST):
             return self._host(fault)
         found = self.shared.of_role(fault.who)
+        if fault.kind in OF_REPLICA:  # one on which it has an effect, if any is there
+            able = [r for r in found if isinstance(r, Replica) and r.up and not r.wedged]
+            found = [*able] or found
         return found[int(fault.amount * 1000) % len(found)] if found else self.shared.server
 
     def _host(self, fault: Fault) -> Host:

@@ -68,7 +68,9 @@ LOSSY = replace(
 FRAIL = replace(
     TIGHT, dates=0.0, done=0.1, repairs_max=4, step_s=1.5, faults_mean=60.0, faults_until_s=40.0
 )
-ROUGH = replace(TIGHT, groups=32, faults_mean=40.0)
+# The same, and nothing else happens.
+BOXES_GO = replace(FRAIL, faults_mean=150.0, kinds=("box_lost", "boxes_lost"))
+ROUGH = replace(TIGHT, groups=32, faults_mean=25.0, faults_until_s=90.0)
 # One sort of fault only.
 CUT_OFF = replace(ROUGH, kinds=("partition",))
 STOPPED = replace(ROUGH, kinds=("hang", "delay"), faults_mean=80.0)

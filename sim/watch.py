@@ -54,6 +54,7 @@ class Watch:
         self._given_up: set[Request] = set()
         self._sent: defaultdict[str, set[int]] = defaultdict(set)  # replica → marks of blocks
         self._quiet: dict[str, float] = {}  # episode → when something was heard of it
+        self._first: set[str] = set()  # episodes that go before all others
         self._judged: set[str] = set()  # episodes whose label is being written
         self._size = rules.prefix_block_tokens
 
@@ -76,8 +77,8 @@ class Watch:
                 self._news(event, now)
         self._judged |= {c.episode.id for c in commands if isinstance(c, e.RecordEpisode)}
         self._other_box = isinstance(event, e.BoxAcquired | e.BoxesFound)
-        if isinstance(event, e.EpisodeEvent):
-            self._quiet[event.episode.id] = now
+        if isinstance(event, e.EpisodeEvent) and not isinstance(event, e.GenerateFailed):
+            self._quiet[event.episode.id] = now  # a failure ends no turn: it waits on
 
     def _news(self, event: e.RouterEvent, now: float) -> None:
         """Of replicas, versions and groups that are over."""
@@ -154,6 +155,7 @@ class Watch:
         self, event: e.Generated, commands: Sequence[e.RouterCommand], now: float
     ) -> None:
         request = (event.episode.id, event.turn, event.retry)
+        self._first.discard(event.episode.id)
         self._left.pop(event.episode.id, None)
         replica = self._asked.get(request, "")
         self._newer(replica, event.version)
@@ -163,9 +165,9 @@ class Watch:
         )
         if taken and request in self._given_up:
             self._problem(f"14: the answer to {request} was taken, and it was given up")
-        since = self._behind.get(replica, now)
-        if taken and event.version < self._version and now - since > self._patience_s:
-            self._problem(f"17: {request} was taken from {replica}, old for {now - since:.1f} s")
+        old_s = self._old_s(replica)
+        if taken and event.version < self._version and old_s > self._patience_s:
+            self._problem(f"17: {request} was taken from {replica}, old for {old_s:.1f} s")
         self._ended(request)
 
     def _life(self, replica: str) -> str:
@@ -239,14 +241,21 @@ class Watch:
             self._problem(f"16: {request} goes to {replica}, which has passed no probe")
         elif now > at + told.ttl_s:
             self._problem(f"16: {request} goes to {replica}, whose credit has ended")
-        since = self._behind.get(replica, now)
-        if now - since > self._patience_s:
-            self._problem(f"17: {request} goes to {replica}, old for {now - since:.1f} s")
+        old_s = self._old_s(replica)
+        if old_s > self._patience_s:
+            self._problem(f"17: {request} goes to {replica}, old for {old_s:.1f} s")
+
+    def _old_s(self, replica: str) -> float:
+        """For how long it had been behind by its newest word; without news its credit ends."""
+        since = self._behind.get(replica)
+        return self._told[replica][1] - since if since is not None else 0.0
 
     def _fits(self, request: Request, replica: str, tokens: int, now: float) -> None:
         """Those that outrank it, and it: within the credit, or it is the first in rank."""
         if now - self._quiet.get(request[0], now) >= self._rules.fair_hold_s - 1.0:
-            return  # held for so long that it goes first
+            self._first.add(request[0])  # held for so long that it goes first, until its reply
+        if request[0] in self._first:
+            return
         larger = [
             size
             for _, where, size in self._flying.values()

@@ -115,6 +115,9 @@ class Seats(Rooms):
         `context`: tokens of the prompt. `leave`: its home just failed it.
         """
         program = self._programs[id_]
+        # Where room is found for many at once, `settle` lets them on in their order; asked one by
+        # one from the lowest rank on, each would go on beside all before it.
+        goes_on = self._arm.goes_on if program.home else self._arm.takes
         if not self._at_home(program, now, leave=leave):
             return ""
         home = program.home
@@ -123,7 +126,7 @@ class Seats(Rooms):
         row.take(program)
         program.context, program.granted = context, False
         row.ranks(program)
-        if granted or (kv and self._arm.goes_on(program, row, kv)):
+        if granted or (kv and goes_on(program, row, kv)):
             self._aging.pop(id_, None)
             program.state, program.since, program.waited = State.GEN, now, False
             row.put(program)

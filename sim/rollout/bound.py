@@ -7,8 +7,9 @@ failures (attempts that were lost are no demand), the cold first batch.
 Per trajectory, with R replicas of K tokens of KV, costs as in costs.py:
 - prefill P: each observation and sampled reply's continuation is prefilled once, the request's base
   is paid each turn, the group's prompt is paid by its first sibling, the system prompt by nobody;
-- decode Q = Σ over sampled tokens of (request cost + context cost × context);
-- D = Σ over sampled tokens of the context beyond the shared prompt, W = ∫ of it over tool times.
+- decode Q = Σ over the decode steps of each turn of (request cost + context cost × context): one
+  for each sampled token but the first, which the prefill gives;
+- D = Σ over these steps of the context beyond the shared prompt, W = ∫ of it over tool times.
 
 A = (P + Q) / R: a perfect cache, steps are free.
 B = A + step base × D / K / R: all requests of a step hold their context, which fits K, so there are
@@ -36,7 +37,7 @@ class Demand(Value, frozen=True):
     decode_context: float = 0.0  # D: token-tokens
     tool_context: float = 0.0  # W: token-seconds
     box_s: float = 0.0
-    sampled_tokens: int = 0
+    decode_steps: int = 0
 
     def __add__(self, other: Demand) -> Demand:
         return Demand(
@@ -45,7 +46,7 @@ class Demand(Value, frozen=True):
             self.decode_context + other.decode_context,
             self.tool_context + other.tool_context,
             self.box_s + other.box_s,
-            self.sampled_tokens + other.sampled_tokens,
+            self.decode_steps + other.decode_steps,
         )
 
 
@@ -68,18 +69,19 @@ def demand(plan: Plan, regime: Regime, costs: EngineCosts, *, first: bool) -> De
     shared, context = regime.prompt_tokens, plan.prompt_tokens
     new = regime.group_tokens if first else 0
     prefill_s = decode_s = held = waited = 0.0
-    sampled = 0
+    taken = 0
     for turn in plan.turns:
         prefill_s += costs.prefill_s(new)
-        seen = turn.sampled_tokens * (context + turn.sampled_tokens / 2)
-        decode_s += turn.sampled_tokens * costs.decode_request_s + seen * costs.decode_context_s
-        held += seen - turn.sampled_tokens * shared
+        steps = max(turn.sampled_tokens - 1, 0)
+        seen = steps * (context + turn.sampled_tokens / 2)
+        decode_s += steps * costs.decode_request_s + seen * costs.decode_context_s
+        held += seen - steps * shared
         context += turn.sampled_tokens
         waited += turn.tool_s * (context - shared)
         context += turn.observation_tokens
         new = turn.observation_tokens
-        sampled += turn.sampled_tokens
-    return Demand(prefill_s, decode_s, held, waited, plan.alone_s, sampled)
+        taken += steps
+    return Demand(prefill_s, decode_s, held, waited, plan.alone_s, taken)
 
 
 def bounds_of(total: Demand, regime: Regime, costs: EngineCosts, batches: float) -> Bounds:
@@ -109,14 +111,14 @@ def bounds(
 
 def peak_rate(regime: Regime, costs: EngineCosts, *, tasks: int = 64) -> float:
     """Calibrated peak: sampled tokens per second of a replica whose KV is full of this workload's
-    contexts, each weighted by the tokens sampled at it, and that never prefills.
+    contexts, each weighted by the steps taken at it, and that never prefills.
 
-    With KV full of contexts of mean c, K / c requests share a step; c = D / sampled tokens + the
+    With KV full of contexts of mean c, K / c requests share a step; c = D / decode steps + the
     shared prompt, from `tasks` tasks of a seed that nothing else uses.
     """
     workload = Workload(regime, seed=-1)
     total = Demand()
     for task in range(tasks):
         total += demand(workload.plan(task, 0, 0), regime, costs, first=False)
-    mean = total.decode_context / total.sampled_tokens + regime.prompt_tokens
+    mean = total.decode_context / total.decode_steps + regime.prompt_tokens
     return costs.peak_rate(regime.kv_tokens, mean)

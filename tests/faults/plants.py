@@ -221,7 +221,7 @@ EPISODES = (
                 "if newest.finished else None",
             ),
         ),
-        r"(2|11): |raised",
+        r"(1|2|11): |raised",
     ),
     Bug(
         "repair_counted_twice",

@@ -92,6 +92,18 @@ SEATS = (
         r"18: ",
     ),
     Bug(
+        "homeless_asked_one_by_one",
+        "those that find room together go on in the order in which they are asked, each beside all",
+        (
+            Edit(
+                f"{_ROUTER}.seats:Seats.ready",
+                "self._arm.goes_on if program.home else self._arm.takes",
+                "self._arm.goes_on",
+            ),
+        ),
+        r"18: ",
+    ),
+    Bug(
         "restored_openings_weigh_nothing",
         "after a takeover the opening of a sibling counts no tokens",
         (

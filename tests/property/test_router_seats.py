@@ -81,6 +81,12 @@ class Books:
         above = sum(p.context for p in self.at(program.home) if self.key(p) < self.key(program))
         return kv > 0 and (above == 0 or above + program.context <= FILL * kv)
 
+    def displaces_nobody(self, program: Program) -> bool:
+        there = self.at(program.home)
+        kv = self.credit(program.home) * self.seats._credits[program.home].trust
+        full = sum(p.context for p in there) > FILL * kv
+        return not full and not any(p.state is State.HELD for p in there)
+
     def check(self) -> None:
         for replica, row in self.seats._rows.items():
             there = self.at(replica)
@@ -117,14 +123,18 @@ class Books:
 
     def ready(self, id_: str) -> None:
         program = next(p for p in self.seats.programs() if p.id == id_)
-        granted = program.granted
+        granted, homeless = program.granted, not program.home
         replica = self.seats.ready(id_, self.size[id_], self.now)
         self.doing[id_] = "gen" if replica else "wait"
         if replica:
             assert granted or self.admits(replica, self.now)
         if program.aged and replica:  # it was first; now others may be that wait for as long
             return
-        if self.rules.admission == "kv_fit" and program.home and not granted:
+        if self.rules.admission != "kv_fit" or not program.home or granted:
+            return
+        if homeless:  # at once only where it displaces nobody; else `settle` says, in order
+            assert not replica or self.displaces_nobody(program)
+        else:
             assert bool(replica) == (self.admits(program.home, self.now) and self.fits(program))
 
     def launch(self) -> None:

@@ -96,8 +96,10 @@ class Story:
     ) -> list[str]:
         job = job or group.rpartition("-")[0] or "job"
         event = opened(group, int(size), job=job, owner=int(owner), at=float(at))
-        wanted = JobPolicy(**{k: v if k == "zero_variance" else int(v) for k, v in policy.items()})
-        return self.put("events", replace(event, policy=wanted))
+        wanted: dict[str, Any] = {
+            k: v if k == "zero_variance" else int(v) for k, v in policy.items()
+        }
+        return self.put("events", replace(event, policy=JobPolicy(**wanted)))
 
     def do_intend(self, where: str, turn: str, at: str = "0") -> list[str]:
         group, sibling, number = where.rsplit(".", 2)

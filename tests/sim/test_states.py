@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from sim.experiment import Bench, faults_of
-from sim.faults import Fault, Kind
+from sim.faults import _BRINGS, Fault, Kind
 from sim.models import CALM, ROUGH, TIGHT
 from sim.search import of_seed
 from sim.states import IMPOSSIBLE, KV, MET_MIN, STATES, seldom, table
@@ -45,6 +46,20 @@ def test_what_waits_for_a_state_that_never_comes_is_dropped_at_the_end_of_faults
 def test_a_few_hundred_seeds_aim_every_kind_at_every_state() -> None:
     aimed = {(f.kind, f.at_state) for seed in range(400) for f in _faults(seed) if f.at_state}
     assert aimed == {(kind, state) for kind in Kind for state in STATES}
+
+
+@pytest.mark.parametrize("state", _BRINGS)
+def test_what_brings_a_state_about_does_so_in_some_calm_world(state: str) -> None:
+    """Without any fault but these; each of the ways, in a few worlds."""
+    for way in _BRINGS[state]:
+        assert any(_comes(seed, state, way) for seed in range(6)), way
+
+
+def _comes(seed: int, state: str, way: tuple[Fault, ...]) -> bool:
+    bench = Bench(seed, of_seed(seed, structs.replace(ROUGH, faults_until_s=90.0)))
+    bench.plan([structs.replace(fault, at_s=20.0) for fault in way])
+    came = lambda: bool(bench.world.fired) and bench.states.has(state)  # noqa: E731 - one line
+    return bench.world.run(came, bench._check, until_s=bench.model.faults_until_s)
 
 
 def _faults(seed: int) -> tuple[Fault, ...]:

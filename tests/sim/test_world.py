@@ -11,6 +11,7 @@ from sim.experiment import Bench, Result, faults_of, simulate
 from sim.faults import Fault, Kind
 from sim.models import CALM, LOSSY, ROUGH, Model
 from sim.search import faultsearch, replay_line, shrink
+from sim.states import STATES
 from sim.two_speed import measure
 
 
@@ -32,6 +33,7 @@ def test_thirty_worlds_with_all_faults_hold_every_invariant() -> None:
     assert summary.faults > 500  # it was rough
     assert summary.replays > 50
     assert set(summary.fired) == {str(kind) for kind in Kind}
+    assert {at.partition(" | ")[2] for at in summary.reach} >= set(STATES)
 
 
 def test_a_checkpoint_every_third_step_and_no_lag_hold_every_invariant() -> None:

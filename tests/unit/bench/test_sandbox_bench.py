@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from typing import Any
 
@@ -32,6 +33,11 @@ def found(ours: float = 2.0) -> sandbox.Found:
 
 def result(ours: float = 2.0) -> dict[str, Any]:
     return sandbox.result_of(found(ours), 64, MACHINE, SETTINGS)
+
+
+def test_a_figure_that_is_no_number_is_a_miss() -> None:
+    told = check.judged({"figures": {"share": math.nan}}, {"share": {"max": 1.0}})
+    assert [*told] == ["share is no number"]
 
 
 def test_targets_are_judged_by_figures_that_there_are() -> None:

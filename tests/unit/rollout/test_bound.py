@@ -32,23 +32,24 @@ def test_the_demand_of_a_trajectory() -> None:
     found = demand(PLAN, REGIME, COSTS, first=True)
     # Prefill: 0.5 + 0.5 for the group's prompt, 0.5 + 1.0 for the observation of turn 1.
     assert found.prefill_s == pytest.approx(2.5)
-    # Turn 1: 100 tokens at 1,550 on average; turn 2: 200 tokens at 2,600 + 100.
-    assert found.decode_s == pytest.approx(1.0 + 0.155 + 2.0 + 0.54)
-    assert found.decode_context == pytest.approx(100 * 50 + 200 * 1200)
+    # The first token of a turn comes with its prefill. Turn 1: 99 steps at 1,550 tokens on average;
+    # turn 2: 199 steps at 2,600 + 100.
+    assert found.decode_s == pytest.approx(0.99 + 0.15345 + 1.99 + 0.5373)
+    assert found.decode_context == pytest.approx(99 * 50 + 199 * 1200)
     # During the tools its own context is 100, then 1,300 tokens.
     assert found.tool_context == pytest.approx(10 * 100 + 20 * 1300)
-    assert (found.box_s, found.sampled_tokens) == (40.0, 300)
+    assert (found.box_s, found.decode_steps) == (40.0, 298)
     later = demand(PLAN, REGIME, COSTS, first=False)
     assert found.prefill_s - later.prefill_s == pytest.approx(0.5)  # the prompt is cached
 
 
 def test_the_bounds_of_that_demand() -> None:
     found = bounds_of(demand(PLAN, REGIME, COSTS, first=True), REGIME, COSTS, 1)
-    assert found.a_s == pytest.approx(2.5 + 3.695)
-    assert found.b_s == pytest.approx(6.195 + 0.1 * 245_000 / 10_000)
+    assert found.a_s == pytest.approx(2.5 + 3.67075)
+    assert found.b_s == pytest.approx(6.17075 + 0.1 * 243_750 / 10_000)
     assert found.boxes_s == pytest.approx(4.0)
-    # C: w = 27,000 / 10,000 / 9.6033 = 0.2812, 6.195 + 2.45 / 0.7188 = 9.6033.
-    assert found.c_s == pytest.approx(9.6033, abs=1e-4)
+    # C: w = 27,000 / 10,000 / 9.5667 = 0.2822, 6.1708 + 2.4375 / 0.7178 = 9.5667.
+    assert found.c_s == pytest.approx(9.5667, abs=1e-4)
     assert found.true_s == found.b_s
 
 

@@ -30,8 +30,22 @@ def test_those_at_home_on_a_lost_replica_find_another_and_held_ones_are_asked_at
     hall.seats.lost("r")
     assert hall.settled() == ["b"]
     assert hall.seats.ready("b", 400, 0.0) == "s"
+    assert hall.seats.ready("a", 600, 0.0) == ""  # both do not fit; the larger one goes first
+    assert hall.settled() == ["a"]
     assert hall.seats.ready("a", 600, 0.0) == "s"
     assert hall.turn("b", 400) == ""
+
+
+def test_those_that_find_a_home_together_are_let_on_in_their_order_and_not_all_of_them() -> None:
+    hall = Hall("r")
+    hall.fill(a=300, b=250, c=200, d=150)
+    hall.seats.lost("r")
+    hall.grant("s", 500)
+    found = [hall.seats.ready(id_, size, 0.0) for id_, size in (("d", 150), ("c", 200), ("b", 250))]
+    assert found == ["s", "s", ""]  # 600 do not fit, however large the last one is
+    assert hall.seats.ready("a", 300, 0.0) == ""
+    assert hall.settled() == ["a"]
+    assert hall.seats.holds("b")
 
 
 def test_without_any_replica_it_has_no_home_and_is_not_held() -> None:
