@@ -71,7 +71,8 @@ def _edited(edit: Edit) -> Iterator[None]:
     setattr(_plain(after), _TEXT, text)
     holders = [owner]
     if inspect.ismodule(owner):  # whoever imported it by name has it too
-        holders = [m for m in [*sys.modules.values()] if getattr(m, name, None) is before]
+        # Not by getattr: lazy modules import what is asked of them.
+        holders = [m for m in [*sys.modules.values()] if _own(m).get(name) is before]
     for holder in holders:
         setattr(holder, name, after)
     try:
@@ -79,6 +80,12 @@ def _edited(edit: Edit) -> Iterator[None]:
     finally:
         for holder in holders:
             setattr(holder, name, before)
+
+
+def _own(module: Any) -> dict[str, Any]:
+    """What a module has without being asked; what pretends to be one may have nothing."""
+    found = getattr(module, "__dict__", None)
+    return found if isinstance(found, dict) else {}
 
 
 def _found(where: str) -> tuple[Any, str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -104,6 +105,12 @@ async def away(server: OwnServer) -> AsyncIterator[None]:
     await server.start()
 
 
+def _listens(path: Path) -> bool:
+    """The file is there a moment before anybody can connect to it."""
+    with socket.socket(socket.AF_UNIX) as line:
+        return line.connect_ex(str(path)) == 0
+
+
 @asynccontextmanager
 async def loading(server: OwnServer) -> AsyncIterator[None]:
     async with server.admin.pipeline(transaction=False) as pipe:
@@ -114,7 +121,7 @@ async def loading(server: OwnServer) -> AsyncIterator[None]:
     server.launch("--key-load-delay", "50")  # microseconds for each key
     async with asyncio.timeout(30):
         while True:
-            if server.socket.exists():
+            if _listens(server.socket):
                 break
             await asyncio.sleep(0.001)
     yield
