@@ -6,18 +6,22 @@ of today replaces the expected one. Does not cover: verbs (the tests of each mac
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
 
-class Story(Protocol):
-    """One machine and what surrounds it; lives through one file."""
+class Story:
+    """One machine and what surrounds it; lives through one file. Verbs are methods `do_VERB`."""
 
     def line(self, text: str) -> list[str]:
-        """Carry out one line; what was said to it."""
-        ...
+        """Carry out `VERB word … name=word …`; what was said to it."""
+        verb, *words = text.split()
+        named = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        do: Callable[..., list[str]] = getattr(self, f"do_{verb}")
+        return do(*plain, **named)
 
 
 def play(story: Story, text: str) -> str:

@@ -24,7 +24,6 @@ Verbs (name=value arguments may be left out):
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,14 @@ from services.readybank import explain
 from services.readybank.explain import waits_for
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
+from tests.scenarios import playing
 from tests.scenarios.lossy_store import Killed, LossyStore
 from tests.scenarios.playing import check
 
 HERE = Path(__file__).parent
 
 
-class Story:
+class Story(playing.Story):
     """Runs the lines of one file."""
 
     def __init__(self) -> None:
@@ -52,13 +52,6 @@ class Story:
         self.machine.handle(e.RecoveryEnded(), 0.0)
         self.writes = "on"
         self.held: list[e.BankCommand] = []
-
-    def line(self, text: str) -> list[str]:
-        verb, *words = text.split()
-        named = dict(word.split("=", 1) for word in words if "=" in word)
-        plain = [word for word in words if "=" not in word]
-        do: Callable[..., list[str]] = getattr(self, f"do_{verb}")
-        return do(*plain, **named)
 
     def feed(self, event: e.BankEvent) -> list[str]:
         """The commands, and those that their results led to."""

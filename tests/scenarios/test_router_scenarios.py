@@ -23,7 +23,6 @@ replies, the commands in boxes and the probes are the story's. Verbs (name=value
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from muster.types import EpisodeKey, Fate, FinishReason, SamplingParams, StepLim
 from services.router import events as e
 from services.router.machine import RouterMachine
 from services.router.rules import RouterRules
+from tests.scenarios import playing
 from tests.scenarios.playing import check
 
 HERE = Path(__file__).parent
@@ -54,7 +54,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-class Story:
+class Story(playing.Story):
     """Runs the lines of one file."""
 
     def __init__(self, **named: Any) -> None:
@@ -65,13 +65,6 @@ class Story:
         self.execs: dict[str, e.Exec] = {}
         self.lives: dict[str, str] = {}
         self.prompt = 0
-
-    def line(self, text: str) -> list[str]:
-        verb, *words = text.split()
-        named = dict(word.split("=", 1) for word in words if "=" in word)
-        plain = [word for word in words if "=" not in word]
-        do: Callable[..., list[str]] = getattr(self, f"do_{verb}")
-        return do(*plain, **named)
 
     def feed(self, event: e.RouterEvent) -> list[str]:
         """The commands that are told, and what the others led to."""

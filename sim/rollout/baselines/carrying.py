@@ -7,6 +7,7 @@ launch (the subclasses).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 
 from sim.rollout.baselines.barrier import sticky_least_loaded
@@ -24,9 +25,9 @@ class Carrying(Loop):
         self.finished_groups: list[Group] = []
         self.launch_more()
 
+    @abstractmethod
     def may_launch(self) -> bool:
         """Whether one more attempt may start now (a box is free already)."""
-        raise NotImplementedError
 
     def launch_more(self) -> None:
         """Launch what may be launched. After the last batch only what is open goes on."""

@@ -7,6 +7,7 @@ launched, placed, held or trained (barrier.py, asynchronous.py, holding.py).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 
 from muster.errors import Refused
@@ -58,7 +59,7 @@ class Episode:
         self.over = True  # nothing of it runs
 
 
-class Loop:
+class Loop(ABC):
     """A baseline: subclass it and decide. `batches` cuts, then what is open is followed to its end
     (`follow`), so that the bias can be told."""
 
@@ -122,13 +123,13 @@ class Loop:
 
     # What a baseline decides.
 
+    @abstractmethod
     def begin(self) -> None:
         """Start the first groups."""
-        raise NotImplementedError
 
+    @abstractmethod
     def place(self, episode: Episode) -> int:
         """The replica for the next turn; `episode.home` is the last one, or -1."""
-        raise NotImplementedError
 
     def ready(self, episode: Episode) -> None:
         """The box is up, or a tool returned: by default the next turn begins."""
@@ -136,6 +137,7 @@ class Loop:
 
     def settled(self, episode: Episode) -> None:
         """A turn was answered, or the episode left its replica: by default nothing to decide."""
+        return
 
     def grown(self, episode: Episode, tokens: int) -> None:
         """The context of an episode that needs a replica changed by so many tokens."""
@@ -143,10 +145,11 @@ class Loop:
 
     def box_freed(self) -> None:
         """A box is available: by default nobody was waiting for that."""
+        return
 
+    @abstractmethod
     def complete(self, group: Group) -> None:
         """All siblings have their verdict."""
-        raise NotImplementedError
 
     def hurt(self, episode: Episode) -> None:
         """The infrastructure took an attempt: by default its whole group runs again."""
