@@ -97,6 +97,14 @@ _VERDICT = _EnumMap(t.VerdictStatus, "VERDICT_STATUS", sbx.VerdictStatus)
 _FINISH = _EnumMap(t.FinishReason, "FINISH_REASON", inf.FinishReason)
 
 
+def kind_to_pb(value: t.SegmentKind) -> pb.SegmentKind.ValueType:
+    return pb.SegmentKind.ValueType(_KIND.to_pb(value))
+
+
+def kind_from_pb(value: int) -> t.SegmentKind:
+    return _KIND.from_pb(value)
+
+
 def outcome_to_pb(value: t.Outcome) -> pb.Outcome.ValueType:
     return pb.Outcome.ValueType(_OUTCOME.to_pb(value))
 
@@ -146,30 +154,6 @@ def spans_to_pb(spans: Iterable[t.VersionSpan]) -> list[pb.VersionSpan]:
 
 def spans_from_pb(spans: Iterable[pb.VersionSpan]) -> tuple[t.VersionSpan, ...]:
     return tuple(t.VersionSpan(s.version, s.start, s.end, s.kv_min_version) for s in spans)
-
-
-def segment_to_pb(segment: t.Segment) -> pb.Segment:
-    return pb.Segment(
-        kind=pb.SegmentKind.ValueType(_KIND.to_pb(segment.kind)),
-        token_ids=pack_ids(segment.token_ids),
-        logprobs=pack_f32(segment.logprobs),
-        spans=spans_to_pb(segment.spans),
-    )
-
-
-def segment_from_pb(message: pb.Segment) -> t.Segment:
-    """Raises InvalidInput when a MODEL segment's log-probabilities do not match its tokens."""
-    kind = _KIND.from_pb(message.kind)
-    ids = tuple(unpack_ids(message.token_ids))
-    logprobs = tuple(unpack_f32(message.logprobs))
-    if len(logprobs) != (len(ids) if kind is t.SegmentKind.MODEL else 0):
-        raise InvalidInput(
-            f"{len(ids)} tokens of kind {kind} with {len(logprobs)} log-probabilities",
-            field="segment.logprobs",
-            value=len(logprobs),
-            way_out="one per token of a MODEL segment, none for other kinds",
-        )
-    return t.Segment(kind, ids, logprobs, spans_from_pb(message.spans))
 
 
 def key_to_pb(key: t.EpisodeKey) -> pb.EpisodeKey:

@@ -126,13 +126,38 @@ class StateInterval(Value, frozen=True):
     end_unix_s: float
 
 
+class RoutedExperts(Value, frozen=True):
+    """Where a mixture-of-experts model sent tokens: uint16 ids, [tokens, layers, per_token]."""
+
+    layers: int
+    per_token: int
+    ids: bytes  # little-endian
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it is of."""
+        return len(self.ids) // (2 * self.layers * self.per_token)
+
+
+class SamplingMask(Value, frozen=True):
+    """What top-p and top-k left to choose from: `counts[i]` ids for sampled token i, 0 for all."""
+
+    counts: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
 class Segment(Value, frozen=True):
-    """A run of tokens of one kind; `logprobs` has one entry per token of a MODEL segment."""
+    """A run of tokens of one kind; `logprobs` has one entry per token of a MODEL segment.
+
+    `experts` is of every token, `mask` of every token of a MODEL segment; None: not recorded.
+    """
 
     kind: SegmentKind
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     spans: tuple[VersionSpan, ...] = ()
+    experts: RoutedExperts | None = None
+    mask: SamplingMask | None = None
 
 
 class OutcomeLabel(Value, frozen=True):

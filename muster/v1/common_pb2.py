@@ -24,33 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\"a\n\rStateInterval\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.muster.v1.EpisodeState\x12\x14\n\x0cstart_unix_s\x18\x02 \x01(\x01\x12\x12\n\nend_unix_s\x18\x03 \x01(\x01\"R\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x12\x16\n\x0ekv_min_version\x18\x04 \x01(\x03\"{\n\x07Segment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.muster.v1.SegmentKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12%\n\x05spans\x18\x04 \x03(\x0b\x32\x16.muster.v1.VersionSpan\"_\n\nEpisodeKey\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07sibling\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"<\n\x0bTaskPackage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07\x61rchive\x18\x03 \x01(\x0c\"\xb7\x01\n\tJobPolicy\x12\x18\n\x0brepairs_max\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tvalid_min\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1a\n\rzero_variance\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x1a\n\rinfra_ceiling\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_repairs_maxB\x0c\n\n_valid_minB\x10\n\x0e_zero_varianceB\x10\n\x0e_infra_ceiling\"w\n\x07Waiting\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x04 \x01(\x01\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x14\n\x0cnext_command\x18\x06 \x01(\t*z\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SEGMENT_KIND_PROMPT\x10\x01\x12\x16\n\x12SEGMENT_KIND_MODEL\x10\x02\x12\x1c\n\x18SEGMENT_KIND_OBSERVATION\x10\x03*\x88\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15OUTCOME_MODEL_SUCCESS\x10\x01\x12\x19\n\x15OUTCOME_MODEL_FAILURE\x10\x02\x12\x19\n\x15OUTCOME_INFRA_FAILURE\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04*\xe2\x01\n\x0c\x45pisodeState\x12\x1d\n\x19\x45PISODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45PISODE_STATE_QUEUE\x10\x01\x12\x19\n\x15\x45PISODE_STATE_PREFILL\x10\x02\x12\x18\n\x14\x45PISODE_STATE_DECODE\x10\x03\x12\x1b\n\x17\x45PISODE_STATE_BOX_START\x10\x04\x12\x16\n\x12\x45PISODE_STATE_TOOL\x10\x05\x12\x18\n\x14\x45PISODE_STATE_VERIFY\x10\x06\x12\x16\n\x12\x45PISODE_STATE_HOLD\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/common.proto\x12\tmuster.v1\"a\n\rStateInterval\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.muster.v1.EpisodeState\x12\x14\n\x0cstart_unix_s\x18\x02 \x01(\x01\x12\x12\n\nend_unix_s\x18\x03 \x01(\x01\"R\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\r\n\x05start\x18\x02 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x01(\x05\x12\x16\n\x0ekv_min_version\x18\x04 \x01(\x03\"\xcd\x01\n\x07Segment\x12$\n\x04kind\x18\x01 \x01(\x0e\x32\x16.muster.v1.SegmentKind\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12%\n\x05spans\x18\x04 \x03(\x0b\x32\x16.muster.v1.VersionSpan\x12)\n\x07\x65xperts\x18\x05 \x01(\x0b\x32\x18.muster.v1.RoutedExperts\x12%\n\x04mask\x18\x06 \x01(\x0b\x32\x17.muster.v1.SamplingMask\"?\n\rRoutedExperts\x12\x0e\n\x06layers\x18\x01 \x01(\x05\x12\x11\n\tper_token\x18\x02 \x01(\x05\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"1\n\x0cSamplingMask\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"_\n\nEpisodeKey\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x0f\n\x07sibling\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x13\n\x0bowner_epoch\x18\x05 \x01(\x03\"Q\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"<\n\x0bTaskPackage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07\x61rchive\x18\x03 \x01(\x0c\"\xb7\x01\n\tJobPolicy\x12\x18\n\x0brepairs_max\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\tvalid_min\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1a\n\rzero_variance\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x1a\n\rinfra_ceiling\x18\x04 \x01(\x01H\x03\x88\x01\x01\x42\x0e\n\x0c_repairs_maxB\x0c\n\n_valid_minB\x10\n\x0e_zero_varianceB\x10\n\x0e_infra_ceiling\"w\n\x07Waiting\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x04 \x01(\x01\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x14\n\x0cnext_command\x18\x06 \x01(\t*z\n\x0bSegmentKind\x12\x1c\n\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13SEGMENT_KIND_PROMPT\x10\x01\x12\x16\n\x12SEGMENT_KIND_MODEL\x10\x02\x12\x1c\n\x18SEGMENT_KIND_OBSERVATION\x10\x03*\x88\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15OUTCOME_MODEL_SUCCESS\x10\x01\x12\x19\n\x15OUTCOME_MODEL_FAILURE\x10\x02\x12\x19\n\x15OUTCOME_INFRA_FAILURE\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04*\xe2\x01\n\x0c\x45pisodeState\x12\x1d\n\x19\x45PISODE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45PISODE_STATE_QUEUE\x10\x01\x12\x19\n\x15\x45PISODE_STATE_PREFILL\x10\x02\x12\x18\n\x14\x45PISODE_STATE_DECODE\x10\x03\x12\x1b\n\x17\x45PISODE_STATE_BOX_START\x10\x04\x12\x16\n\x12\x45PISODE_STATE_TOOL\x10\x05\x12\x18\n\x14\x45PISODE_STATE_VERIFY\x10\x06\x12\x16\n\x12\x45PISODE_STATE_HOLD\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SEGMENTKIND']._serialized_start=894
-  _globals['_SEGMENTKIND']._serialized_end=1016
-  _globals['_OUTCOME']._serialized_start=1019
-  _globals['_OUTCOME']._serialized_end=1155
-  _globals['_EPISODESTATE']._serialized_start=1158
-  _globals['_EPISODESTATE']._serialized_end=1384
+  _globals['_SEGMENTKIND']._serialized_start=1093
+  _globals['_SEGMENTKIND']._serialized_end=1215
+  _globals['_OUTCOME']._serialized_start=1218
+  _globals['_OUTCOME']._serialized_end=1354
+  _globals['_EPISODESTATE']._serialized_start=1357
+  _globals['_EPISODESTATE']._serialized_end=1583
   _globals['_STATEINTERVAL']._serialized_start=37
   _globals['_STATEINTERVAL']._serialized_end=134
   _globals['_VERSIONSPAN']._serialized_start=136
   _globals['_VERSIONSPAN']._serialized_end=218
-  _globals['_SEGMENT']._serialized_start=220
-  _globals['_SEGMENT']._serialized_end=343
-  _globals['_EPISODEKEY']._serialized_start=345
-  _globals['_EPISODEKEY']._serialized_end=440
-  _globals['_SAMPLINGPARAMS']._serialized_start=442
-  _globals['_SAMPLINGPARAMS']._serialized_end=523
-  _globals['_TASKPACKAGE']._serialized_start=525
-  _globals['_TASKPACKAGE']._serialized_end=585
-  _globals['_JOBPOLICY']._serialized_start=588
-  _globals['_JOBPOLICY']._serialized_end=771
-  _globals['_WAITING']._serialized_start=773
-  _globals['_WAITING']._serialized_end=892
+  _globals['_SEGMENT']._serialized_start=221
+  _globals['_SEGMENT']._serialized_end=426
+  _globals['_ROUTEDEXPERTS']._serialized_start=428
+  _globals['_ROUTEDEXPERTS']._serialized_end=491
+  _globals['_SAMPLINGMASK']._serialized_start=493
+  _globals['_SAMPLINGMASK']._serialized_end=542
+  _globals['_EPISODEKEY']._serialized_start=544
+  _globals['_EPISODEKEY']._serialized_end=639
+  _globals['_SAMPLINGPARAMS']._serialized_start=641
+  _globals['_SAMPLINGPARAMS']._serialized_end=722
+  _globals['_TASKPACKAGE']._serialized_start=724
+  _globals['_TASKPACKAGE']._serialized_end=784
+  _globals['_JOBPOLICY']._serialized_start=787
+  _globals['_JOBPOLICY']._serialized_end=970
+  _globals['_WAITING']._serialized_start=972
+  _globals['_WAITING']._serialized_end=1091
 # @@protoc_insertion_point(module_scope)

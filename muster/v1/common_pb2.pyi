@@ -157,12 +157,22 @@ class Segment(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     kind: Global___SegmentKind.ValueType
     token_ids: _builtins.bytes
     logprobs: _builtins.bytes
     """One float32 per token for MODEL segments, empty otherwise."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSpan]: ...
+    @_builtins.property
+    def experts(self) -> Global___RoutedExperts:
+        """Of every token of the segment, where the engine returns them."""
+
+    @_builtins.property
+    def mask(self) -> Global___SamplingMask:
+        """Of every token of a MODEL segment that was sampled with top-p or top-k."""
+
     def __init__(
         self,
         *,
@@ -170,14 +180,70 @@ class Segment(_message.Message):
         token_ids: _builtins.bytes = ...,
         logprobs: _builtins.bytes = ...,
         spans: _abc.Iterable[Global___VersionSpan] | None = ...,
+        experts: Global___RoutedExperts | None = ...,
+        mask: Global___SamplingMask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "mask", b"mask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "logprobs", b"logprobs", "spans", b"spans", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "kind", b"kind", "logprobs", b"logprobs", "mask", b"mask", "spans", b"spans", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Segment: _TypeAlias = Segment  # noqa: Y015
+
+@_typing.final
+class RoutedExperts(_message.Message):
+    """The experts that a mixture-of-experts model sent tokens to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    PER_TOKEN_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
+    layers: _builtins.int
+    per_token: _builtins.int
+    ids: _builtins.bytes
+    """Packed little-endian uint16, shape [tokens, layers, per_token]."""
+    def __init__(
+        self,
+        *,
+        layers: _builtins.int = ...,
+        per_token: _builtins.int = ...,
+        ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "layers", b"layers", "per_token", b"per_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutedExperts: _TypeAlias = RoutedExperts  # noqa: Y015
+
+@_typing.final
+class SamplingMask(_message.Message):
+    """The tokens that top-p and top-k left to choose from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    counts: _builtins.bytes
+    """Packed int32, how many for each sampled token; 0: all."""
+    token_ids: _builtins.bytes
+    """Packed int32, one after the other."""
+    def __init__(
+        self,
+        *,
+        counts: _builtins.bytes = ...,
+        token_ids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplingMask: _TypeAlias = SamplingMask  # noqa: Y015
 
 @_typing.final
 class EpisodeKey(_message.Message):

@@ -537,6 +537,10 @@ class StepReport(_message.Message):
     TRUNCATED_SHARE_FIELD_NUMBER: _builtins.int
     TRAIN_S_FIELD_NUMBER: _builtins.int
     LAG_MEAN_VERSIONS_FIELD_NUMBER: _builtins.int
+    MISMATCH_FIELD_NUMBER: _builtins.int
+    GROUPS_RETURNED_FIELD_NUMBER: _builtins.int
+    PREDICTED_KL_FIELD_NUMBER: _builtins.int
+    MEASURED_KL_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     grad_norm: _builtins.float
@@ -550,6 +554,13 @@ class StepReport(_message.Message):
     truncated_share: _builtins.float
     train_s: _builtins.float
     lag_mean_versions: _builtins.float
+    groups_returned: _builtins.int
+    """Groups that the trainer gave back before this step."""
+    predicted_kl: _builtins.float
+    """Means over the trajectories of the step for which the bank had a prediction."""
+    measured_kl: _builtins.float
+    @_builtins.property
+    def mismatch(self) -> _containers.RepeatedCompositeFieldContainer[Global___MismatchBucket]: ...
     def __init__(
         self,
         *,
@@ -566,14 +577,76 @@ class StepReport(_message.Message):
         truncated_share: _builtins.float = ...,
         train_s: _builtins.float = ...,
         lag_mean_versions: _builtins.float = ...,
+        mismatch: _abc.Iterable[Global___MismatchBucket] | None = ...,
+        groups_returned: _builtins.int = ...,
+        predicted_kl: _builtins.float = ...,
+        measured_kl: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ess_fraction", b"ess_fraction", "grad_norm", b"grad_norm", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ess_fraction", b"ess_fraction", "grad_norm", b"grad_norm", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
+
+@_typing.final
+class MismatchBucket(_message.Message):
+    """Engine against trainer over the sampled tokens of one lag and one stretch of positions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_VERSIONS_FIELD_NUMBER: _builtins.int
+    POSITION_FROM_FIELD_NUMBER: _builtins.int
+    POSITION_TO_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    K1_FIELD_NUMBER: _builtins.int
+    K3_FIELD_NUMBER: _builtins.int
+    MEAN_ABS_FIELD_NUMBER: _builtins.int
+    MAX_ABS_FIELD_NUMBER: _builtins.int
+    RATIO_P01_FIELD_NUMBER: _builtins.int
+    RATIO_P999_FIELD_NUMBER: _builtins.int
+    ESS_TOKEN_FIELD_NUMBER: _builtins.int
+    ESS_TURN_FIELD_NUMBER: _builtins.int
+    TRUNCATED_SHARE_FIELD_NUMBER: _builtins.int
+    lag_versions: _builtins.int
+    position_from: _builtins.int
+    """Positions in the context, [from, to)."""
+    position_to: _builtins.int
+    tokens: _builtins.int
+    k1: _builtins.float
+    k3: _builtins.float
+    mean_abs: _builtins.float
+    max_abs: _builtins.float
+    ratio_p01: _builtins.float
+    ratio_p999: _builtins.float
+    ess_token: _builtins.float
+    ess_turn: _builtins.float
+    truncated_share: _builtins.float
+    def __init__(
+        self,
+        *,
+        lag_versions: _builtins.int = ...,
+        position_from: _builtins.int = ...,
+        position_to: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        k1: _builtins.float = ...,
+        k3: _builtins.float = ...,
+        mean_abs: _builtins.float = ...,
+        max_abs: _builtins.float = ...,
+        ratio_p01: _builtins.float = ...,
+        ratio_p999: _builtins.float = ...,
+        ess_token: _builtins.float = ...,
+        ess_turn: _builtins.float = ...,
+        truncated_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ess_token", b"ess_token", "ess_turn", b"ess_turn", "k1", b"k1", "k3", b"k3", "lag_versions", b"lag_versions", "max_abs", b"max_abs", "mean_abs", b"mean_abs", "position_from", b"position_from", "position_to", b"position_to", "ratio_p01", b"ratio_p01", "ratio_p999", b"ratio_p999", "tokens", b"tokens", "truncated_share", b"truncated_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MismatchBucket: _TypeAlias = MismatchBucket  # noqa: Y015
 
 @_typing.final
 class PublicationReport(_message.Message):
@@ -588,6 +661,9 @@ class PublicationReport(_message.Message):
     REQUESTS_RECOMPUTED_FIELD_NUMBER: _builtins.int
     TOKENS_LOST_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    REQUESTS_FINISHED_FIELD_NUMBER: _builtins.int
+    REQUESTS_ABORTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     latency_s: _builtins.float
     """Weights ready until this replica served them."""
@@ -599,6 +675,9 @@ class PublicationReport(_message.Message):
     tokens_lost: _builtins.int
     error: _builtins.str
     """Empty when it was committed."""
+    requests_finished: _builtins.int
+    requests_aborted: _builtins.int
+    requests_kept: _builtins.int
     def __init__(
         self,
         *,
@@ -611,10 +690,13 @@ class PublicationReport(_message.Message):
         requests_recomputed: _builtins.int = ...,
         tokens_lost: _builtins.int = ...,
         error: _builtins.str = ...,
+        requests_finished: _builtins.int = ...,
+        requests_aborted: _builtins.int = ...,
+        requests_kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "error", b"error", "latency_s", b"latency_s", "pause_s", b"pause_s", "receive_s", b"receive_s", "replica", b"replica", "requests_recomputed", b"requests_recomputed", "token_gap_s", b"token_gap_s", "tokens_lost", b"tokens_lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "error", b"error", "latency_s", b"latency_s", "pause_s", b"pause_s", "receive_s", b"receive_s", "replica", b"replica", "requests_aborted", b"requests_aborted", "requests_finished", b"requests_finished", "requests_kept", b"requests_kept", "requests_recomputed", b"requests_recomputed", "token_gap_s", b"token_gap_s", "tokens_lost", b"tokens_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

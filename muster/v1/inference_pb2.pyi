@@ -83,6 +83,36 @@ UPDATE_PHASE_STAGED: UpdatePhase.ValueType  # 3
 UPDATE_PHASE_FAILED: UpdatePhase.ValueType  # 4
 Global___UpdatePhase: _TypeAlias = UpdatePhase  # noqa: Y015
 
+class _ActiveRequests:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ActiveRequestsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ActiveRequests.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ACTIVE_REQUESTS_UNSPECIFIED: _ActiveRequests.ValueType  # 0
+    ACTIVE_REQUESTS_FINISH: _ActiveRequests.ValueType  # 1
+    """They end first; new ones wait."""
+    ACTIVE_REQUESTS_ABORT: _ActiveRequests.ValueType  # 2
+    """They are aborted: their callers go on elsewhere, or here after the apply."""
+    ACTIVE_REQUESTS_KEEP: _ActiveRequests.ValueType  # 3
+    """They go on over the KV of the older version, and their spans say so. New ones share none of it."""
+    ACTIVE_REQUESTS_RECOMPUTE: _ActiveRequests.ValueType  # 4
+    """Their KV is dropped and computed again under the new version."""
+
+class ActiveRequests(_ActiveRequests, metaclass=_ActiveRequestsEnumTypeWrapper):
+    """What becomes of requests that run when weights are put in place. Unspecified: recompute."""
+
+ACTIVE_REQUESTS_UNSPECIFIED: ActiveRequests.ValueType  # 0
+ACTIVE_REQUESTS_FINISH: ActiveRequests.ValueType  # 1
+"""They end first; new ones wait."""
+ACTIVE_REQUESTS_ABORT: ActiveRequests.ValueType  # 2
+"""They are aborted: their callers go on elsewhere, or here after the apply."""
+ACTIVE_REQUESTS_KEEP: ActiveRequests.ValueType  # 3
+"""They go on over the KV of the older version, and their spans say so. New ones share none of it."""
+ACTIVE_REQUESTS_RECOMPUTE: ActiveRequests.ValueType  # 4
+"""Their KV is dropped and computed again under the new version."""
+Global___ActiveRequests: _TypeAlias = ActiveRequests  # noqa: Y015
+
 @_typing.final
 class GenerateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -161,15 +191,25 @@ class GenerateFinish(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FROM_FIELD_NUMBER: _builtins.int
+    MASK_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     cached_tokens: _builtins.int
     queue_s: _builtins.float
     prefill_s: _builtins.float
     decode_s: _builtins.float
+    experts_from: _builtins.int
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]:
         """Spans over all tokens sampled for this request."""
 
+    @_builtins.property
+    def experts(self) -> _common_pb2.RoutedExperts:
+        """Of the context from token `experts_from` on and of all sampled tokens."""
+
+    @_builtins.property
+    def mask(self) -> _common_pb2.SamplingMask: ...
     def __init__(
         self,
         *,
@@ -179,10 +219,13 @@ class GenerateFinish(_message.Message):
         queue_s: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
         decode_s: _builtins.float = ...,
+        experts: _common_pb2.RoutedExperts | None = ...,
+        experts_from: _builtins.int = ...,
+        mask: _common_pb2.SamplingMask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "mask", b"mask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_s", b"decode_s", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "reason", b"reason", "spans", b"spans"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "decode_s", b"decode_s", "experts", b"experts", "experts_from", b"experts_from", "mask", b"mask", "prefill_s", b"prefill_s", "queue_s", b"queue_s", "reason", b"reason", "spans", b"spans"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +470,7 @@ class GetReplicaStatusResponse(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
     FENCED_CALLS_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     state: Global___ReplicaState.ValueType
     version: _builtins.int
@@ -443,6 +487,8 @@ class GetReplicaStatusResponse(_message.Message):
     """Sampled tokens since start."""
     fenced_calls: _builtins.int
     """Calls refused because of their owner or trainer epoch, since start."""
+    @_builtins.property
+    def serving(self) -> Global___ServingFingerprint: ...
     def __init__(
         self,
         *,
@@ -459,14 +505,64 @@ class GetReplicaStatusResponse(_message.Message):
         fingerprint: _builtins.str = ...,
         tokens_generated: _builtins.int = ...,
         fenced_calls: _builtins.int = ...,
+        serving: Global___ServingFingerprint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_calls", b"fenced_calls", "fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_calls", b"fenced_calls", "fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "serving", b"serving", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetReplicaStatusResponse: _TypeAlias = GetReplicaStatusResponse  # noqa: Y015
+
+@_typing.final
+class ServingFingerprint(_message.Message):
+    """What log-probabilities depend on besides the weights. Replicas that differ in it are no
+    ground for comparing an evaluation with the rollouts of training.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENGINE_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    HEAD_DTYPE_FIELD_NUMBER: _builtins.int
+    FLAGS_FIELD_NUMBER: _builtins.int
+    engine: _builtins.str
+    engine_version: _builtins.str
+    dtype: _builtins.str
+    quantization: _builtins.str
+    """Empty: none."""
+    attention_backend: _builtins.str
+    device: _builtins.str
+    head_dtype: _builtins.str
+    """Type in which the output head and the softmax are computed."""
+    @_builtins.property
+    def flags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What else was set, "name=value", sorted."""
+
+    def __init__(
+        self,
+        *,
+        engine: _builtins.str = ...,
+        engine_version: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        quantization: _builtins.str = ...,
+        attention_backend: _builtins.str = ...,
+        device: _builtins.str = ...,
+        head_dtype: _builtins.str = ...,
+        flags: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_backend", b"attention_backend", "device", b"device", "dtype", b"dtype", "engine", b"engine", "engine_version", b"engine_version", "flags", b"flags", "head_dtype", b"head_dtype", "quantization", b"quantization"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServingFingerprint: _TypeAlias = ServingFingerprint  # noqa: Y015
 
 @_typing.final
 class TensorEntry(_message.Message):
@@ -579,12 +675,18 @@ class PrepareWeightUpdateRequest(_message.Message):
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
+    bytes_per_s: _builtins.float
+    """Bound on what this transfer takes from the line, bytes per second; 0: none."""
     @_builtins.property
     def manifest(self) -> Global___WeightManifest: ...
     @_builtins.property
     def group(self) -> Global___TransferGroup: ...
+    @_builtins.property
+    def stored(self) -> Global___StoredWeights: ...
     def __init__(
         self,
         *,
@@ -592,14 +694,42 @@ class PrepareWeightUpdateRequest(_message.Message):
         trainer_epoch: _builtins.int = ...,
         manifest: Global___WeightManifest | None = ...,
         group: Global___TransferGroup | None = ...,
+        stored: Global___StoredWeights | None = ...,
+        bytes_per_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "manifest", b"manifest", "source", b"source", "stored", b"stored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "manifest", b"manifest", "run", b"run", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "group", b"group", "manifest", b"manifest", "run", b"run", "source", b"source", "stored", b"stored", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["group", "stored"]  # noqa: Y015
+    _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
+
+Global___PrepareWeightUpdateRequest: _TypeAlias = PrepareWeightUpdateRequest  # noqa: Y015
+
+@_typing.final
+class StoredWeights(_message.Message):
+    """Weights that lie in a folder which the replica can read: sharded safetensors and their manifest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLDER_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    folder: _builtins.str
+    deadline_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        folder: _builtins.str = ...,
+        deadline_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_s", b"deadline_s", "folder", b"folder"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PrepareWeightUpdateRequest: _TypeAlias = PrepareWeightUpdateRequest  # noqa: Y015
+Global___StoredWeights: _TypeAlias = StoredWeights  # noqa: Y015
 
 @_typing.final
 class PrepareWeightUpdateResponse(_message.Message):
@@ -627,19 +757,22 @@ class CommitWeightUpdateRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     version: _builtins.int
+    active: Global___ActiveRequests.ValueType
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         trainer_epoch: _builtins.int = ...,
         version: _builtins.int = ...,
+        active: Global___ActiveRequests.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "trainer_epoch", b"trainer_epoch", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "run", b"run", "trainer_epoch", b"trainer_epoch", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,6 +789,9 @@ class CommitWeightUpdateResponse(_message.Message):
     TOKEN_GAP_S_FIELD_NUMBER: _builtins.int
     REQUESTS_RECOMPUTED_FIELD_NUMBER: _builtins.int
     TOKENS_LOST_FIELD_NUMBER: _builtins.int
+    REQUESTS_FINISHED_FIELD_NUMBER: _builtins.int
+    REQUESTS_ABORTED_FIELD_NUMBER: _builtins.int
+    REQUESTS_KEPT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     pause_s: _builtins.float
     """Longest time without an engine step."""
@@ -665,6 +801,10 @@ class CommitWeightUpdateResponse(_message.Message):
     """Longest gap between two tokens leaving the engine around the apply."""
     requests_recomputed: _builtins.int
     tokens_lost: _builtins.int
+    """Sampled tokens of requests that were aborted."""
+    requests_finished: _builtins.int
+    requests_aborted: _builtins.int
+    requests_kept: _builtins.int
     def __init__(
         self,
         *,
@@ -675,10 +815,13 @@ class CommitWeightUpdateResponse(_message.Message):
         token_gap_s: _builtins.float = ...,
         requests_recomputed: _builtins.int = ...,
         tokens_lost: _builtins.int = ...,
+        requests_finished: _builtins.int = ...,
+        requests_aborted: _builtins.int = ...,
+        requests_kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "pause_s", b"pause_s", "receive_s", b"receive_s", "requests_recomputed", b"requests_recomputed", "token_gap_s", b"token_gap_s", "tokens_lost", b"tokens_lost", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply_s", b"apply_s", "pause_s", b"pause_s", "receive_s", b"receive_s", "requests_aborted", b"requests_aborted", "requests_finished", b"requests_finished", "requests_kept", b"requests_kept", "requests_recomputed", b"requests_recomputed", "token_gap_s", b"token_gap_s", "tokens_lost", b"tokens_lost", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -154,10 +154,16 @@ class LeasedTrajectory(_message.Message):
     LABEL_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
+    PREDICTED_KL_FIELD_NUMBER: _builtins.int
+    SCORED_KL_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     task: _builtins.str
     sibling: _builtins.int
     attempt: _builtins.int
+    predicted_kl: _builtins.float
+    """The bank's bound on the drift of its tokens, per token; absent without one."""
+    scored_kl: _builtins.float
+    """Measured by an idle replica; absent where that was not asked for."""
     @_builtins.property
     def label(self) -> _events_pb2.OutcomeLabel: ...
     @_builtins.property
@@ -176,12 +182,21 @@ class LeasedTrajectory(_message.Message):
         label: _events_pb2.OutcomeLabel | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         turns: _abc.Iterable[Global___PackedTurn] | None = ...,
+        predicted_kl: _builtins.float | None = ...,
+        scored_kl: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_kl", b"_predicted_kl", "_scored_kl", b"_scored_kl", "label", b"label", "predicted_kl", b"predicted_kl", "sampling", b"sampling", "scored_kl", b"scored_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "group", b"group", "label", b"label", "sampling", b"sampling", "sibling", b"sibling", "task", b"task", "turns", b"turns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_kl", b"_predicted_kl", "_scored_kl", b"_scored_kl", "attempt", b"attempt", "group", b"group", "label", b"label", "predicted_kl", b"predicted_kl", "sampling", b"sampling", "scored_kl", b"scored_kl", "sibling", b"sibling", "task", b"task", "turns", b"turns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__predicted_kl: _TypeAlias = _typing.Literal["predicted_kl"]  # noqa: Y015
+    _WhichOneofArgType__predicted_kl: _TypeAlias = _typing.Literal["_predicted_kl", b"_predicted_kl"]  # noqa: Y015
+    _WhichOneofReturnType__scored_kl: _TypeAlias = _typing.Literal["scored_kl"]  # noqa: Y015
+    _WhichOneofArgType__scored_kl: _TypeAlias = _typing.Literal["_scored_kl", b"_scored_kl"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_kl) -> _WhichOneofReturnType__predicted_kl | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scored_kl) -> _WhichOneofReturnType__scored_kl | None: ...
 
 Global___LeasedTrajectory: _TypeAlias = LeasedTrajectory  # noqa: Y015
 

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 from redis.asyncio import Redis
 
-from muster import codec, journal, payload
+from muster import codec, journal, payload, segment_codec
 from muster.config import RedisConfig
 from muster.errors import Fenced, InvalidInput, MusterError, Refused, Unavailable
 from muster.registry import Registry
@@ -109,7 +109,7 @@ def _segments(sibling: int, turn: int) -> list[Segment]:
 
 
 def _payload(sibling: int, turn: int) -> bytes:
-    segments = [codec.segment_to_pb(s) for s in _segments(sibling, turn)]
+    segments = [segment_codec.segment_to_pb(s) for s in _segments(sibling, turn)]
     plain = ev.TurnPayload(segments=segments).SerializeToString()
     return zstandard.ZstdCompressor().compress(plain)
 
@@ -255,7 +255,7 @@ def _check_parts(parts: list[bytes], run: str) -> None:
         invalid = (one.group, one.sibling) == ("g-0", 2)
         wanted = [] if invalid else _segments(one.sibling, 0) + _segments(one.sibling, 1)
         turns = [payload.unpacked(turn.key, turn.payload) for turn in one.turns]
-        assert [codec.segment_from_pb(s) for turn in turns for s in turn.segments] == wanted
+        assert [segment_codec.segment_from_pb(s) for turn in turns for s in turn.segments] == wanted
         assert one.task == f"task-of-{one.group}"
         assert one.sampling.seed == 5
     assert codec.label_from_pb(found[2].label) == INFRA

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from muster import codec, journal
+from muster import journal, segment_codec
 from muster.audit import audit
 from muster.payload import plain
 from muster.record import read_record
@@ -114,7 +114,7 @@ class World:
 
 
 def _ids(segment: pb.Segment) -> tuple[int, ...]:
-    return codec.segment_from_pb(segment).token_ids
+    return segment_codec.segment_from_pb(segment).token_ids
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import zstandard
 
-from muster import codec
+from muster import segment_codec
 from muster.types import Segment, SegmentKind
 from muster.v1 import events_pb2 as ev
 
@@ -60,7 +60,7 @@ class Payloads:
 
 
 def _alone(segment: Segment) -> bytes:
-    return ev.TurnPayload(segments=[codec.segment_to_pb(segment)]).SerializeToString()
+    return ev.TurnPayload(segments=[segment_codec.segment_to_pb(segment)]).SerializeToString()
 
 
 def _compressed(data: bytes) -> bytes:

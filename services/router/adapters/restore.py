@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError
 
-from muster import codec, payload, telemetry
+from muster import codec, payload, segment_codec, telemetry
 from muster.errors import InvalidInput, Refused
 from muster.streams import Received, RunStreams, StreamEntry, dead_entry
 from muster.types import (
@@ -289,7 +289,7 @@ def _output(data: bytes) -> str:
 
 def _segments(data: bytes) -> tuple[Segment, ...]:
     turn = ev.TurnPayload.FromString(data)
-    return tuple(codec.segment_from_pb(segment) for segment in turn.segments)
+    return tuple(segment_codec.segment_from_pb(segment) for segment in turn.segments)
 
 
 def _pages(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from muster import codec, payload, rpc
+from muster import codec, payload, rpc, segment_codec
 from muster.errors import InvalidInput, Unavailable
 from muster.registry import Registry
 from muster.streams import reaching_redis
@@ -155,7 +155,7 @@ def _trajectory(message: pb.LeasedTrajectory) -> Trajectory:
         attempt=message.attempt,
         label=codec.label_from_pb(message.label),
         segments=tuple(
-            codec.segment_from_pb(segment)
+            segment_codec.segment_from_pb(segment)
             for turn in message.turns
             for segment in payload.unpacked(turn.key, turn.payload).segments
         ),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster import codec
+from muster import codec, segment_codec
 from muster import types as t
 from muster.errors import InvalidInput
 from muster.v1 import common_pb2 as pb
@@ -99,13 +99,23 @@ def segments(draw: st.DrawFn) -> t.Segment:
     ids = tuple(draw(st.lists(INT32, max_size=5)))
     sampled = kind is t.SegmentKind.MODEL
     logprobs = tuple(draw(F32) for _ in ids) if sampled else ()
-    return t.Segment(kind, ids, logprobs, draw(SPANS) if sampled else ())
+    experts = t.RoutedExperts(2, 1, draw(st.binary(min_size=4 * len(ids), max_size=4 * len(ids))))
+    counts = tuple(draw(st.integers(0, 2)) for _ in logprobs)
+    mask = t.SamplingMask(counts, tuple(draw(INT32) for _ in range(sum(counts))))
+    return t.Segment(
+        kind,
+        ids,
+        logprobs,
+        draw(SPANS) if sampled else (),
+        draw(st.sampled_from((None, experts))),
+        draw(st.sampled_from((None, mask))) if sampled else None,
+    )
 
 
 @given(segments())
 def test_segments_round_trip(segment: t.Segment) -> None:
-    wire = codec.segment_to_pb(segment).SerializeToString()
-    assert codec.segment_from_pb(pb.Segment.FromString(wire)) == segment
+    wire = segment_codec.segment_to_pb(segment).SerializeToString()
+    assert segment_codec.segment_from_pb(pb.Segment.FromString(wire)) == segment
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_logprobs_that_do_not_fit_the_tokens_are_refused(
         kind=kind, token_ids=codec.pack_ids([1, 2]), logprobs=codec.pack_f32([0.0] * logprobs)
     )
     with pytest.raises(InvalidInput) as caught:
-        codec.segment_from_pb(message)
+        segment_codec.segment_from_pb(message)
     assert (caught.value.field, caught.value.value) == ("segment.logprobs", str(logprobs))
 
 
@@ -171,3 +181,26 @@ def test_labels_round_trip_and_keep_no_reward_apart_from_zero(
     message = ev.OutcomeLabel.FromString(codec.label_to_pb(key, label).SerializeToString())
     assert codec.key_from_pb(message.episode) == key
     assert codec.label_from_pb(message) == label
+
+
+@pytest.mark.parametrize(
+    ("field", "extra"),
+    [
+        ("segment.experts", pb.Segment(experts=pb.RoutedExperts(layers=1, per_token=1, ids=b"ab"))),
+        ("experts.ids", pb.Segment(experts=pb.RoutedExperts(layers=1, per_token=1, ids=b"abc"))),
+        ("experts.ids", pb.Segment(experts=pb.RoutedExperts(layers=0, per_token=1, ids=b""))),
+        ("segment.mask", pb.Segment(mask=pb.SamplingMask(counts=codec.pack_ids([0])))),
+        ("mask.counts", pb.Segment(mask=pb.SamplingMask(counts=codec.pack_ids([1, 0])))),
+        ("mask.counts", pb.Segment(mask=pb.SamplingMask(counts=codec.pack_ids([1, -1])))),
+    ],
+)
+def test_choices_that_do_not_fit_the_tokens_are_refused(field: str, extra: pb.Segment) -> None:
+    message = pb.Segment(
+        kind=pb.SEGMENT_KIND_MODEL,
+        token_ids=codec.pack_ids([1, 2]),
+        logprobs=codec.pack_f32([0.0, 0.0]),
+    )
+    message.MergeFrom(extra)
+    with pytest.raises(InvalidInput) as caught:
+        segment_codec.segment_from_pb(message)
+    assert caught.value.field == field

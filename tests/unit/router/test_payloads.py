@@ -6,7 +6,7 @@ import asyncio
 
 import zstandard
 
-from muster import codec
+from muster import segment_codec
 from muster.types import Segment, SegmentKind, VersionSpan
 from muster.v1 import events_pb2 as ev
 from services.router.adapters.payloads import Payloads
@@ -21,7 +21,9 @@ def opening(ids: tuple[int, ...]) -> Segment:
 
 def read(data: bytes) -> tuple[Segment, ...]:
     plain = zstandard.ZstdDecompressor().decompress(data)
-    return tuple(codec.segment_from_pb(s) for s in ev.TurnPayload.FromString(plain).segments)
+    return tuple(
+        segment_codec.segment_from_pb(s) for s in ev.TurnPayload.FromString(plain).segments
+    )
 
 
 async def test_a_turn_reads_as_its_segments_long_or_short() -> None:

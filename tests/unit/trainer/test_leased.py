@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import zstandard
 
-from muster import codec
+from muster import codec, segment_codec
 from muster.errors import Refused
 from muster.types import EpisodeKey, Outcome, OutcomeLabel, SamplingParams, Segment, SegmentKind
 from muster.v1 import events_pb2 as ev
@@ -30,7 +30,7 @@ def _parts(*payloads: bytes) -> list[rb.LeaseBatchResponse]:
 
 
 def _packed(segment: Segment) -> bytes:
-    turn = ev.TurnPayload(segments=[codec.segment_to_pb(segment)])
+    turn = ev.TurnPayload(segments=[segment_codec.segment_to_pb(segment)])
     return zstandard.ZstdCompressor().compress(turn.SerializeToString())
 
 
