@@ -20,7 +20,7 @@ from bench.collection_plan import FULL, MAIN, QUICK, Plan
 from bench.collection_plot import drawn
 from bench.collection_report import rendered
 from bench.collection_runs import ROOT, Cache, results
-from bench.collection_tables import Study, figures, ratios
+from bench.collection_tables import Study, changes, figures, ratios
 
 _CACHE = Path("~/.cache/muster/bench-collection")
 _PAGE = ROOT / "docs/results/collection.md"
@@ -64,7 +64,7 @@ def main() -> int:
         "name": "collection",
         "machine": machine,
         "settings": settings(plan),
-        "figures": figures(study),
+        "figures": figures(study) | changes(study),
         "ratios": ratios(study),
     }
     _results.publish(result, asked.json)

@@ -23,7 +23,9 @@ LEVERS = tuple(
         *arms.OTHERS,
     )
 )
-VARIANTS = tuple(name for name in variants(TB_LIKE) if "context" not in name)
+VARIANTS = tuple(
+    name for base in REGIMES.values() for name in variants(base) if "context" not in name
+)
 
 
 class Job(Value, frozen=True):
@@ -64,12 +66,12 @@ class Plan(Value, frozen=True):
             for arm in MAIN
         ]
         few = self.cuts(self.few_batches)
-        for seed in self.few_seeds:
+        for regimes, those in ((self.regimes, self.levers), (self.variants, MAIN)):
             found += [
-                Job(arm, regime, seed, few, False) for regime in self.regimes for arm in self.levers
-            ]
-            found += [
-                Job(arm, regime, seed, few, False) for regime in self.variants for arm in MAIN
+                Job(arm, regime, seed, few, False)
+                for seed in self.few_seeds
+                for regime in regimes
+                for arm in those
             ]
         return tuple(found)
 
@@ -78,7 +80,7 @@ FULL = Plan(
     quick=False,
     seeds=tuple(range(201, 221)),
     batches=20,
-    few_seeds=(201, 202),
+    few_seeds=(201, 202, 203, 204),
     few_batches=5,
     levers=LEVERS,
     variants=VARIANTS,

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.collection_plan import MAIN
-from bench.collection_tables import Ratio, Study, paired, pooled
-from sim.rollout import arms
+from bench.collection_tables import Ratio, Study, lever_base, paired, pooled
 from sim.rollout.doing import Doing
 from sim.rollout.figures import SETTLING
 
@@ -28,7 +27,10 @@ The arms *muster*, *only …*, *without …* and those with another rule are the
 (router, ready bank, box pools) under other configurations; *plain*, *strong*, *async-strong* and
 *hold-resume* are programs of their own over the same models of engines, boxes, tools and verifiers
 (sim/rollout/baselines says what each does). All meet the same tasks, lengths, tool times and
-failures. Weights are fixed, the trainer takes no time.
+failures on first attempts. Weights are fixed, the trainer takes no time. The quantities of the
+workload are those of published traces of coding agents (TraceLab, AgentCgroup, terminal-bench
+trials), the engine's constants those of a published fit; docs/SIMULATION.md lists what the models
+leave out.
 """
 _NOTES = """\
 - s/batch: time between batches, the median of all batches of all seeds, and the mean, without the
@@ -37,13 +39,22 @@ _NOTES = """\
   median interval over the arm's, with its 95 % interval (t on paired log ratios).
 - bound: the larger of two true bounds of exactly the groups trained (sim/rollout/bound.py): engine
   work plus the steps that the KV budget enforces, and box time. × bound: mean interval over it.
-- recomputed: prompt tokens prefilled again, per batch. GPU wait: replica-seconds per batch in which
-  engines idled for environments.
+- recomputed: tokens prefilled again that an engine had computed before, per batch, by the engines'
+  own count: also for requests that only keep a cache alive, and for preempted ones. GPU wait:
+  replica-seconds per batch in which engines idled for environments.
 - KS: distance of the durations dispatched and trained, by launch cohort (groups launched between
   two batches, without the first three); the worst cohort of any seed, and the mean. Every group is
-  followed to its fate. Slope: batches of lag per 1,000 s of an episode's own duration.
-- A lever alone stands against the machine without levers, one left out against muster; negative is
-  faster.
+  followed to its fate. Half of the boxes that are rebuilt print something else (an assumption), so
+  their siblings are launched again.
+- lag: batches cut between the launch of a trajectory and its own, median and most. Muster launches
+  ahead up to `lag_max` = 16 here, which bounds launches; the product's default is 0. The rows *lag
+  at most …* say what a tighter bound costs. Slope (batches of lag per 1,000 s of an episode's own
+  duration) and age are of the cohorts that were trained whole.
+- A lever alone stands against plain (so does the machine without levers), all others against
+  muster; negative is faster. Medians of a few batches under a few seeds: a change whose 95 %
+  interval includes 0 is marked "no claim".
+- In *env-bound* the asynchronous arms are bound by engines all the same (see busy); the variant
+  with 128 boxes is where boxes are the larger bound.
 """
 
 
@@ -81,9 +92,9 @@ def rendered(study: Study, machine: dict[str, Any]) -> Iterator[str]:
 def _arms(study: Study, regime: str) -> Iterator[str]:
     yield (
         "| arm | s/batch | mean | first | muster less | × bound | recomputed Mtok | busy | "
-        "GPU wait s | KS worst / mean | slope | age p99 s | fates |"
+        "GPU wait s | KS worst / mean | lag p50 / max | slope | age p99 s | lost | fates |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    yield f"|{'---|' * 15}"
     for arm in MAIN:
         results = study.main(arm, regime)
         told = [result.figures for result in results]
@@ -99,8 +110,10 @@ def _arms(study: Study, regime: str) -> Iterator[str]:
             f"{statistics.fmean(f.gpu_wait_s for f in told):,.0f}",
             f"{max(f.ks_worst for f in told):.3f} / "
             f"{statistics.fmean(f.ks_mean for f in told):.3f}",
+            f"{statistics.median(f.lag_p50 for f in told):g} / {max(f.lag_max for f in told)}",
             f"{statistics.fmean(f.lag_slope for f in told):.2f}",
             f"{statistics.median(f.age_p99_s for f in told):,.0f}",
+            f"{statistics.fmean(f.lost for f in told):.0f}",
             f"{min(f.fates for f in told):.1%}",
         )
         yield f"| {arm} | {' | '.join(cells)} |"
@@ -122,9 +135,8 @@ def _split(study: Study, regime: str) -> Iterator[str]:
 def _levers(study: Study, regime: str) -> Iterator[str]:
     yield "| configuration | s/batch | against | change % | age p99 s |"
     yield "|---|---|---|---|---|"
-    alone = {arm.name for arm in (*arms.ALONE, arms.ADMISSION_AND_PRIORITY)}
     for arm in study.plan.levers:
-        base = arms.MACHINE_PLAIN.name if arm in alone else "muster"
+        base = lever_base(arm)
         mine = study.few_medians(arm, regime)
         change = paired(mine, study.few_medians(base, regime))
         age = statistics.median(r.figures.age_p99_s for r in study.few(arm, regime))
@@ -155,5 +167,6 @@ def _saving(ratio: Ratio) -> str:
 def _change(ratio: Ratio) -> str:
     told = f"{100 * (ratio.value - 1):+.1f}"
     if math.isnan(ratio.low):
-        return told
-    return f"{told} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]"
+        return f"{told} (no claim)"
+    claim = "" if ratio.low > 1 or ratio.high < 1 else " (no claim)"
+    return f"{told} [{100 * (ratio.low - 1):+.1f}, {100 * (ratio.high - 1):+.1f}]{claim}"

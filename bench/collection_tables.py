@@ -14,8 +14,12 @@ from collections.abc import Sequence
 from bench.collection_plan import MAIN, SHORT, Job, Plan
 from bench.collection_runs import Results
 from muster.types import Value
+from sim.rollout import arms
 from sim.rollout.run import Result
 
+_FROM_NOTHING = frozenset(
+    arm.name for arm in (arms.MACHINE_PLAIN, *arms.ALONE, arms.ADMISSION_AND_PRIORITY)
+)
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -118,10 +122,49 @@ def figures(study: Study) -> dict[str, float]:
             found[f"{name}_over_bound"] = study.over_bound(arm, regime).value
             found[f"{name}_ks_worst"] = max(f.ks_worst for f in told)
             found[f"{name}_ks_mean"] = statistics.fmean(f.ks_mean for f in told)
+            found[f"{name}_prefilled_mtok"] = statistics.fmean(
+                f.prefilled_tokens / 1e6 for f in told
+            )
+            found[f"{name}_tail_s"] = statistics.median(f.tail_s for f in told)
+            for state in told[0].split_s:
+                found[f"{name}_split_{state}_s"] = statistics.fmean(f.split_s[state] for f in told)
+            found[f"{name}_lag_p50"] = statistics.median(f.lag_p50 for f in told)
+            found[f"{name}_lag_max"] = max(f.lag_max for f in told)
+            found[f"{name}_attempts_lost"] = statistics.fmean(f.lost for f in told)
             found[f"{name}_lag_slope_per_ks"] = statistics.fmean(f.lag_slope for f in told)
             found[f"{name}_age_p99_s"] = statistics.median(f.age_p99_s for f in told)
             found[f"{name}_fates_share"] = min(f.fates for f in told)
     return found
+
+
+def lever_base(arm: str) -> str:
+    """What a configuration of the lever table stands against: plain for levers that stand alone
+    (and for the machine that has none), muster for all others."""
+    return "plain" if arm in _FROM_NOTHING else "muster"
+
+
+def changes(study: Study) -> dict[str, float]:
+    """Every row of the lever and sensitivity tables: ratios of times, flat."""
+    found: dict[str, float] = {}
+    for regime in study.plan.regimes:
+        for arm in study.plan.levers:
+            change = paired(
+                study.few_medians(arm, regime), study.few_medians(lever_base(arm), regime)
+            )
+            name = f"{SHORT[regime]}_{_flat(arm)}_over_{lever_base(arm)}"
+            found[name] = change.value
+            if not math.isnan(change.low):
+                found[f"{name}_low"], found[f"{name}_high"] = change.low, change.high
+    for regime in study.plan.variants:
+        for arm in MAIN:
+            name = f"{_flat(regime)}_{_flat(arm)}_interval_p50_s"
+            found[name] = statistics.median(study.few_medians(arm, regime))
+    return found
+
+
+def _flat(name: str) -> str:
+    kept = "".join(c if c.isalnum() else "_" for c in name.replace("%", "percent"))
+    return "_".join(part for part in kept.split("_") if part)
 
 
 def ratios(study: Study) -> dict[str, float]:

@@ -43,13 +43,14 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The fewest requests in flight, then the fewest conversations; knows nothing of caches."""
+    """The fewest requests in flight, ties to the id; knows nothing of caches and conversations."""
 
     def choose(self, request: TurnRequest, fleet: Fleet) -> Choice:
         able = willing(fleet)
         if not able:
             return none()
-        return Choice(_idlest(able).id, "least_loaded", _in_flight(able))
+        chosen = min(able, key=lambda r: (r.in_flight, r.id))
+        return Choice(chosen.id, "least_loaded", _in_flight(able))
 
 
 class ConsistentHash:

@@ -17,7 +17,7 @@ from services.sandbox.pool import PoolRules
 from sim.rollout.workload import Regime
 
 LEVERS = ("routing", "boxes", "assembly", "admission", "priority")
-LAG_MAX = 16  # does not bind: the lag is measured
+LAG_MAX = 16  # of launches; wide, as the lag is measured
 REPAIRS_MAX = 2
 HOSTS = 4
 _UNLIMITED = 1 << 40
@@ -40,6 +40,7 @@ class Arm(Value, frozen=True):
     placement: str = ""
     admission: str = ""
     rank: str = ""
+    lag_max: int | None = None
 
     def has(self, lever: str) -> bool:
         return lever in self.levers
@@ -56,6 +57,8 @@ OTHERS = (
     Arm("hold above 95 %, resume the smallest", admission="hold_resume"),
     Arm("launches held back by pressure", admission="pressure"),
     Arm("sticky least-loaded", placement="sticky_least_loaded"),
+    Arm("lag at most 4", lag_max=4),
+    Arm("lag at most 1", lag_max=1),
 )
 ARMS = {
     arm.name: arm
@@ -65,13 +68,14 @@ ARMS = {
 
 def router_rules(arm: Arm, regime: Regime) -> RouterRules:
     """Of the arm's router. Budgets of tokens and time never end an episode: its plan does."""
+    ahead = LAG_MAX if arm.has("assembly") else 0
     routing = "predicted_finish" if arm.has("routing") else "least_loaded"
     return RouterRules(
         run="sim",
         owner_epoch=1,
         groups_per_batch=regime.groups,
         repairs_max=REPAIRS_MAX if arm.has("assembly") else 0,
-        lag_max=LAG_MAX if arm.has("assembly") else 0,
+        lag_max=ahead if arm.lag_max is None else arm.lag_max,
         episodes_max=regime.boxes,
         turns_max=4 * regime.turns_max,
         turn_tokens_max=_UNLIMITED,

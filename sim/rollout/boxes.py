@@ -16,6 +16,10 @@ from sim.rollout.workload import Regime
 
 Do = Callable[[], None]
 
+REPLAY_DIFFERS = 0.5
+"""Share of rebuilt boxes in which a command that runs again prints something else: times, names of
+processes, what the network said. An assumption, no source tells it; baselines rebuild none."""
+
 
 class Ticket:
     """One request for a box, until it is released."""

@@ -51,7 +51,7 @@ class RunFigures(Value, frozen=True):
     fates: float  # share of launched groups that got one
     lag_p50: float  # batches
     lag_max: int
-    lag_slope: float  # batches per 1,000 s of duration
+    lag_slope: float  # batches per 1,000 s of duration; this and the ages of whole cohorts only
     age_p50_s: float
     age_p99_s: float
     gpu_wait_s: float  # gpu_seconds_waiting_on_environments per steady batch, all replicas
@@ -81,7 +81,8 @@ def figures(
     busy = [b - a for a, b in zip(start.busy_s, end.busy_s, strict=True)]
     samples = recorder.samples
     distances = cohort_distances(recorder)
-    ages = sorted(sample.age_s for sample in samples)
+    whole = whole_cohorts(recorder)
+    ages = sorted(sample.age_s for sample in whole)
     lags = sorted(sample.lag for sample in samples)
     return RunFigures(
         arm=arm,
@@ -96,12 +97,12 @@ def figures(
         tail_s=statistics.median(batch.tail_s for batch in settled),
         recomputed_tokens=_each(counted, lambda batch: batch.recomputed_tokens),
         prefilled_tokens=_each(counted, lambda batch: batch.prefilled_tokens),
-        ks_worst=max((ks for size, ks in distances if size >= COHORT_MIN), default=0.0),
+        ks_worst=max((ks for size, ks in distances if size >= COHORT_MIN), default=1.0),
         ks_mean=sum(n * ks for n, ks in distances) / max(sum(n for n, _ in distances), 1),
         fates=len(recorder.fates) / max(len(recorder.cohorts), 1),
         lag_p50=statistics.median(lags),
         lag_max=lags[-1],
-        lag_slope=lag_slope(samples),
+        lag_slope=lag_slope(whole),
         age_p50_s=ages[len(ages) // 2],
         age_p99_s=ages[min(len(ages) * 99 // 100, len(ages) - 1)],
         gpu_wait_s=_each(counted, lambda batch: batch.gpu_wait_s),
@@ -145,6 +146,17 @@ def cohort_distances(recorder: Recorder) -> list[tuple[int, float]]:
         for cohort, sent in sorted(recorder.dispatched.items())
         if cohort >= COLD_BATCHES
     ]
+
+
+def whole_cohorts(recorder: Recorder) -> list[Sample]:
+    """What was trained of the cohorts before the first that was not trained whole; of all, when
+    that is the first. The others' slow groups are not in a batch yet, so their lags and ages are
+    those of quick ones."""
+    over = ("trained", "filtered")
+    late = [c for group, c in recorder.cohorts.items() if recorder.fates.get(group) not in over]
+    first = min(late, default=len(recorder.batches))
+    found = [s for s in recorder.samples if recorder.cohorts[s.group] < first]
+    return found or recorder.samples
 
 
 def ks_distance(left: Sequence[float], right: Sequence[float]) -> float:

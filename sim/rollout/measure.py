@@ -143,17 +143,19 @@ class Recorder:
             fleet.episodes += 1
             fleet.boxes += boxed
 
-    def prefilled(self, context: int, new: int, cached: int) -> None:
-        """A turn's prompt: all of it, the tokens no replica could know, those found cached."""
-        self.turns += 1
-        self.prefilled_tokens += context - cached
-        self.recomputed_tokens += max(context - cached - new, 0)
+    def engines(self, prefilled_tokens: int, recomputed_tokens: int) -> None:
+        """What the engines have prefilled so far, and of that had computed before; told at cuts.
+
+        Their own count: what touches and preempted requests prefill again is in it.
+        """
+        self.prefilled_tokens, self.recomputed_tokens = prefilled_tokens, recomputed_tokens
 
     def generated(
         self, group: int, sibling: int, submitted_at: float, queue_s: float, prefill_s: float
     ) -> None:
         """What an answered turn went through: told at its end, before the next state."""
         self.changes += 3
+        self.turns += 1
         queued_until = submitted_at + queue_s
         self._open[group].lines[sibling].changes += (
             (submitted_at, Doing.QUEUE),

@@ -29,7 +29,7 @@ from sim.rollout.pool_actor import PoolActor
 from sim.rollout.router_actor import RouterActor
 from sim.rollout.workload import Regime, Workload
 
-AHEAD_BATCHES = 4
+AHEAD_BATCHES = 6
 """Batches that a job has beyond those that are measured, so that none of these is made of the last
 groups of a job."""
 
@@ -130,14 +130,16 @@ class World:
                 self.recorder.completed_after(group, now)
             return
         self.router.sample()
-        self.recorder.cut(groups, now)
         models = self.models.values()
+        prefilled = sum(model.prefilled_tokens for model in models)
+        self.recorder.engines(prefilled, sum(model.recomputed_tokens for model in models))
+        self.recorder.cut(groups, now)
         self.fleets.append(
             Fleet(
                 at=now,
                 busy_s=tuple(model.busy_s for model in models),
                 sampled_tokens=sum(model.sampled_tokens for model in models),
-                prefilled_tokens=sum(model.prefilled_tokens for model in models),
+                prefilled_tokens=prefilled,
             )
         )
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any
 
 from muster.types import EpisodeKey, FinishReason, StepLimit, VerdictStatus, job_and_index
 from services.router import events as e
 from services.router.machine import RouterMachine
 from sim.rollout.bank_actor import BankActor
+from sim.rollout.boxes import REPLAY_DIFFERS
 from sim.rollout.chain import Chain
 from sim.rollout.doing import Doing
 from sim.rollout.engine import Done, EngineModel
@@ -33,6 +33,7 @@ UNIX_S = 1.0e6
 """Wall time of the simulated second 0: the machine takes 0 for "not known"."""
 
 TICK_S = 10.0
+SAMPLE_S = 10.0  # as in the baselines
 CREDIT_S = 20.0
 CREDIT_TTL_S = 60.0
 PROBE_S = 0.1
@@ -107,6 +108,7 @@ class RouterActor:
         self.feed(e.HostsListed(tuple(e.Host(h, h) for h in hosts)))
         self.feed(e.ReplicasListed(tuple(e.Replica(r, r) for r in self.engines.models)))
         self._grant()
+        self._sample()
         self.feed(e.RecoveryEnded())
         self.heap.after(TICK_S, self._tick)
 
@@ -115,7 +117,6 @@ class RouterActor:
         self.heap.after(TICK_S, self._tick)
 
     def _grant(self) -> None:
-        self.sample()
         self.tell()
         self.heap.after(CREDIT_S, self._grant)
 
@@ -142,10 +143,14 @@ class RouterActor:
             at = (command.episode, command.turn, command.replica)
             self.feed(e.GenerateFailed(*at, "no answer", retry=command.retry))
 
+    def _sample(self) -> None:
+        self.sample()
+        self.heap.after(SAMPLE_S, self._sample)
+
     def sample(self) -> None:
-        """Tell the recorder what each engine has sampled so far."""
+        """Say what each engine has sampled so far."""
         for number, model in enumerate(self.engines.models.values()):
-            self.recorder.sampled(number, model.sampled_tokens, self.heap.now)
+            self.recorder.sampled(number, model.sampled_by(self.heap.now), self.heap.now)
 
     def _probe(self, command: e.ProbeReplica) -> None:
         told = e.ReplicaProbed(command.replica, command.life, passed=True, took_s=PROBE_S)
@@ -164,11 +169,11 @@ class RouterActor:
         self.feed(e.IntentRecorded(command.episode, command.turn))
 
     def _record(self, command: e.RecordTurn) -> None:
-        talk = self.talks[command.episode.id]
-        self.recorder.state(talk.index, talk.number, Doing.HOLD, self.heap.now)
+        self._ready(self.talks[command.episode.id])
         self.feed(e.TurnRecorded(command.episode, command.turn))
 
     def _restored(self, command: e.RecordRestored) -> None:
+        self._ready(self.talks[command.episode.id])
         self.feed(e.RestoredRecorded(command.episode, command.repair))
 
     def _finish(self, command: e.RecordEpisode) -> None:
@@ -210,19 +215,14 @@ class RouterActor:
     def warm(self, command: e.AcquireBox) -> tuple[float, bool]:
         """The same from a snapshot."""
         talk = self.talks.get(command.episode.id)
-        warm_s = self.workload.regime.warm_s
-        return warm_s, talk is None or self._comes_up(command.episode, talk)
+        up = talk is None or self._comes_up(command.episode, talk)
+        return self.workload.regime.warm_s, up
 
     def _comes_up(self, key: EpisodeKey, talk: Talk) -> bool:
         if talk.starts == 1:
             return not talk.plan.start_fails
-        return self._chances(key, talk).random() >= self.workload.regime.start_failure
-
-    def _chances(self, key: EpisodeKey, talk: Talk) -> Random:
-        """Of a box that the plan does not know: it takes the place of a lost one."""
-        return Random(
-            f"{self.workload.seed}/{talk.index}/{talk.number}/{key.attempt}/{talk.starts}"
-        )
+        chances = talk.chances(self.workload.seed, key.attempt)
+        return chances.random() >= self.workload.regime.start_failure
 
     def has_box(self, command: e.AcquireBox, box: str, asked_at: float) -> None:
         """A host granted a box."""
@@ -231,11 +231,18 @@ class RouterActor:
         if talk is not None:
             life_s = talk.plan.box_life_s
             if talk.starts > 1 and self.workload.regime.hazard_per_s:
-                chances = self._chances(command.episode, talk)
+                chances = talk.chances(self.workload.seed, command.episode.attempt)
                 life_s = chances.expovariate(self.workload.regime.hazard_per_s)
+                talk.replays_alike = chances.random() >= REPLAY_DIFFERS
             talk.lives_until = now + life_s
+            if not talk.acted:  # else its commands run again first
+                self._ready(talk)
         at = (UNIX_S + asked_at, UNIX_S + now)
         self.feed(e.BoxAcquired(command.episode, command.host, box, *at))
+
+    def _ready(self, talk: Talk) -> None:
+        """It waits for the router alone from now on."""
+        self.recorder.state(talk.index, talk.number, Doing.HOLD, self.heap.now)
 
     def no_box(self, command: e.AcquireBox, detail: str) -> None:
         """A host granted none."""
@@ -289,7 +296,8 @@ class RouterActor:
         talk.chain.extend(talk.reply)
         talk.sampled += talk.reply
         self.turns += 1
-        self._timed(talk, done, prompt)
+        timed = (talk.submitted_at, done.queue_s, done.prefill_s)
+        self.recorder.generated(talk.index, talk.number, *timed)
         last = command.turn + 1 >= len(talk.plan.turns)
         if last and talk.plan.context_full and talk.chain.tokens >= talk.plan.tokens:
             self.feed(e.ContextFull(command.episode, command.turn))
@@ -314,12 +322,6 @@ class RouterActor:
                 boundary_tokens=talk.chain.tokens // block * block,
             )
         )
-
-    def _timed(self, talk: Talk, done: Done, prompt: int) -> None:
-        recorder = self.recorder
-        recorder.generated(talk.index, talk.number, talk.submitted_at, done.queue_s, done.prefill_s)
-        recorder.prefilled(prompt, talk.fresh, done.cached_tokens)
-        talk.fresh = 0
 
     # -- tools and verifiers -----------------------------------------------------------------
 
@@ -351,8 +353,10 @@ class RouterActor:
         turn = talk.plan.turns[command.turn]
         if command.turn == talk.acted:  # else a lost box is rebuilt: the context has it already
             talk.acted += 1
-            talk.fresh = turn.observation_tokens
             talk.chain.extend(turn.observation_tokens)
+            output = ""
+        else:
+            output = "" if talk.replays_alike else "other"
         took = self.heap.now - begun
         self.feed(
             e.StepFinished(
@@ -362,7 +366,7 @@ class RouterActor:
                 limit=StepLimit.NONE,
                 wall_s=took,
                 cpu_s=0.0,
-                output="",
+                output=output,
                 box_broken=False,
                 start_unix_s=UNIX_S + begun,
                 end_unix_s=UNIX_S + self.heap.now,

@@ -7,6 +7,8 @@ contexts have the same mark only where they have the same tokens. Does not cover
 
 from __future__ import annotations
 
+from random import Random
+
 from muster.types import EpisodeKey
 from services.router import events as e
 from sim.rollout.chain import Chain
@@ -20,11 +22,11 @@ class Talk:
         "acted",
         "boxes",
         "chain",
-        "fresh",
         "index",
         "lives_until",
         "number",
         "plan",
+        "replays_alike",
         "replica",
         "reply",
         "sampled",
@@ -35,13 +37,17 @@ class Talk:
     def __init__(self, index: int, number: int, plan: Plan, chain: Chain):
         self.index, self.number, self.plan, self.chain = index, number, plan, chain
         self.acted = 0  # turns whose observation is in the context
-        self.fresh = plan.prompt_tokens  # of the context, that no engine has seen
         self.reply = self.sampled = 0  # tokens of the running request; of all that are over
         self.replica = ""
         self.submitted_at = 0.0
         self.starts = 0  # of boxes, asked for so far
         self.boxes = 0  # had so far
+        self.replays_alike = True  # commands that run again in the present box print the same
         self.lives_until = float("inf")  # the present box, in simulated seconds
+
+    def chances(self, seed: int, attempt: int) -> Random:
+        """Of a box that the plan does not know: it takes the place of a lost one."""
+        return Random(f"{seed}/{self.index}/{self.number}/{attempt}/{self.starts}")
 
 
 def name_of(request: e.Generate | e.AbortGenerate) -> str:

@@ -91,6 +91,10 @@ class Regime(Value, frozen=True):
         tool = Spread(self.tool.median, sigma)
         return replace(self, name=f"{self.name} tool sigma {sigma:g}", tool=tool)
 
+    def with_boxes(self, boxes: int) -> Regime:
+        """The same with another number of boxes."""
+        return replace(self, name=f"{self.name} {boxes} boxes", boxes=boxes)
+
     def with_context(self, limit: int) -> Regime:
         """The same with another context limit."""
         return replace(self, name=f"{self.name} context {limit}", context_limit=limit)
@@ -131,6 +135,7 @@ def variants(base: Regime) -> dict[str, Regime]:
         base.with_groups_of(16),
         base.with_tools(low),
         base.with_tools(high),
+        base.with_boxes(128),
         base.with_context(131_072),
     )
     return {regime.name: regime for regime in found}

@@ -8,7 +8,6 @@ import pytest
 from sim.rollout import arms
 from sim.rollout.arms import Arm
 from sim.rollout.baselines.barrier import Plain
-from sim.rollout.baselines.episodes import Episode
 from sim.rollout.muster import World
 from sim.rollout.workload import ENV_BOUND, TB_LIKE, Regime
 
@@ -31,18 +30,11 @@ def seconds(world: World) -> float:
     return world.bank.batches[-1][0]
 
 
-class _SameTies(Plain):
-    """Equal loads go to the fewer sessions, as in the machine; `plain` takes the first replica."""
-
-    def place(self, episode: Episode) -> int:
-        return self.engines.least_loaded()
-
-
 @pytest.mark.parametrize("seed", [101, 102, 103, 104])
 def test_machine_without_levers_takes_as_long_as_the_plain_baseline(seed: int) -> None:
     """Two programs, one behaviour. Failures are off: a hurt group is run again at once there, and
     replaced by another when it has ended here."""
-    told = _SameTies(SMALL, seed, 5, follow=False).run()
+    told = Plain(SMALL, seed, 5, follow=False).run()
     mine = seconds(World(arms.MACHINE_PLAIN, SMALL, seed, 5))
     assert mine == pytest.approx(told.first_batch_s + sum(told.intervals_s), rel=TOLERANCE)
 

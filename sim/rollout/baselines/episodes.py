@@ -211,10 +211,7 @@ class Loop(ABC):
         self.heap.note(done.id)
         group, sibling = episode.group.id, episode.sibling
         turn = episode.plan.turns[episode.turn]
-        context = episode.chain.tokens
         episode.chain.extend(turn.sampled_tokens)
-        new = 0 if episode.turn == 0 else episode.plan.turns[episode.turn - 1].observation_tokens
-        self.recorder.prefilled(context, new or context, done.cached_tokens)
         self.recorder.generated(group, sibling, episode.asked_at, done.queue_s, done.prefill_s)
         episode.where = -1
         self._tell(episode, Doing.TOOL)
@@ -242,8 +239,11 @@ class Loop(ABC):
     def cut(self, groups: list[Group]) -> None:
         """Hand a batch to the trainer."""
         self._sample_once()
+        models, figures = self.engines.models, self.engines.figures()
+        recomputed = sum(model.recomputed_tokens for model in models)
+        self.recorder.engines(figures.prefilled_tokens, recomputed)
         self.recorder.cut((group.id for group in groups), self.heap.now)
-        self.fleets.append(self.engines.figures())
+        self.fleets.append(figures)
 
     def _left(self, episode: Episode) -> None:
         """It needs no replica any more."""
@@ -304,4 +304,4 @@ class Loop(ABC):
 
     def _sample_once(self) -> None:
         for replica, model in enumerate(self.engines.models):
-            self.recorder.sampled(replica, model.sampled_tokens, self.heap.now)
+            self.recorder.sampled(replica, model.sampled_by(self.heap.now), self.heap.now)

@@ -18,6 +18,7 @@ from services.router import chat
 from services.router.carriers import Message
 from services.router.conversation import Conversation
 from sim.rollout.costs import EngineCosts
+from sim.rollout.muster import AHEAD_BATCHES
 from sim.rollout.workload import TB_LIKE, Plan, Turn
 from tests.unit.router.test_conversation import Letters
 
@@ -222,7 +223,7 @@ def test_a_model_without_an_end_of_text_is_otherwise_the_same(tmp_path: Path) ->
 def test_each_group_has_a_task_of_its_own(tmp_path: Path) -> None:
     tasks = services.write_tasks(tmp_path / "tasks", asked("muster", tmp_path))
     texts = [(task / "instruction.md").read_text("utf-8") for task in tasks]
-    assert len(set(texts)) == len(texts) == FULL.groups * (FULL.batches + 4)
+    assert len(set(texts)) == len(texts) == FULL.groups * (FULL.batches + AHEAD_BATCHES)
     assert {len(text) for text in texts} == {60}
 
 

@@ -38,12 +38,20 @@ def test_all_arms_have_the_same_boxes_and_starts() -> None:
             rules = arms.pool_rules(arm, regime)
             assert rules.boxes_max * arms.HOSTS == regime.boxes
             assert rules.starting_max * arms.HOSTS == regime.cold_at_once
+            assert rules.building_max * arms.HOSTS == regime.cold_at_once
 
 
 def test_without_assembly_only_a_group_of_valid_siblings_is_trained_on() -> None:
     barrier = arms.bank_rules(arms.MACHINE_PLAIN, TB_LIKE)
     assert (barrier.repairs_max, barrier.valid_min) == (0, TB_LIKE.group_size)
     assert arms.bank_rules(arms.MUSTER, TB_LIKE).repairs_max == arms.REPAIRS_MAX
+
+
+def test_a_tighter_lag_is_an_arm_of_its_own() -> None:
+    tight = arms.ARMS["lag at most 1"]
+    assert changed(arms.router_rules(arms.MUSTER, TB_LIKE), arms.router_rules(tight, TB_LIKE)) == {
+        "lag_max"
+    }
 
 
 def test_each_group_has_a_task_of_its_own() -> None:

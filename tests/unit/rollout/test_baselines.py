@@ -73,8 +73,9 @@ def test_strong_keeps_a_session_where_its_cache_is() -> None:
     # 0: tool → 40.032, turn 2 2 + 15 → 57.032, tool → 62.032, turn 3 2 + 15 → 79.032, tool →
     # 104.032, verify → 111.032. 1: 36.032, 53.032, 83.032, 100.032, 101.032, 108.032.
     assert made.run().first_batch_s == pytest.approx(111.032)
-    # Per later turn only the sampled tokens of the turn before: 2 siblings × 2 turns × 16.
-    assert made.recorder.recomputed_tokens == 64
+    # Per later turn only the sampled tokens of the turn before but the last, whose KV nobody had:
+    # 2 siblings × 2 turns × 15.
+    assert made.recorder.recomputed_tokens == 60
 
 
 def test_plain_sends_each_turn_to_the_least_loaded_and_pays_for_it() -> None:
@@ -83,7 +84,7 @@ def test_plain_sends_each_turn_to_the_least_loaded_and_pays_for_it() -> None:
     # replica 1. At 62.032 sibling 0 finds both idle and goes to replica 0, which knows only its
     # prompt: 4,000 tokens, 4 + 15 → 81.032, tool → 106.032, verify → 113.032.
     assert made.run().first_batch_s == pytest.approx(113.032)
-    assert made.recorder.recomputed_tokens == 64 + 2000
+    assert made.recorder.recomputed_tokens == 60 + 2000
 
 
 def test_the_barrier_waits_for_the_last_group_and_then_starts_the_next_batch() -> None:

@@ -14,7 +14,7 @@ from bench.collection_plan import FULL, MAIN, QUICK, Job, Plan
 from bench.collection_plot import drawn
 from bench.collection_report import rendered
 from bench.collection_runs import Cache, Results, results
-from bench.collection_tables import Study, figures, paired, ratios
+from bench.collection_tables import Study, changes, figures, paired, ratios
 from sim.rollout.bound import Bounds
 from sim.rollout.doing import Doing
 from sim.rollout.figures import RunFigures
@@ -124,6 +124,34 @@ def test_other_settings_are_other_results(tmp_path: Path) -> None:
         for change in ({"seed": 202}, {"batches": 4}, {"follow": False}, {"regime": "env-bound"})
     ]
     assert [cache.get(other) for other in others] == [None] * 4
+
+
+def test_levers_that_stand_alone_stand_against_plain() -> None:
+    """The machine without levers is no weaker a base than the program it has in common with."""
+    plan = msgspec.structs.replace(
+        PLAN, levers=("only boxes", "machine, no lever", "without boxes")
+    )
+    found = changes(study(plan))
+    assert found["tb_only_boxes_over_plain"] == pytest.approx(3_300 / 20_000)
+    assert found["tb_machine_no_lever_over_plain"] == pytest.approx(3_300 / 20_000)
+    assert found["tb_without_boxes_over_muster"] == pytest.approx(3_300 / 3_000)
+
+
+def test_a_lever_is_compared_over_as_many_batches_as_it_ran() -> None:
+    """Muster's own run is longer: of it the first ones count."""
+    plan = msgspec.structs.replace(PLAN, seeds=(201,), batches=4)
+    job = Job("muster", "tb-like", 201, plan.cuts(4), True)
+    figures = msgspec.structs.replace(
+        result(job, 1.0).figures, intervals_s=(10.0, 20.0, 500.0, 600.0)
+    )
+    found = Study(plan, {job: msgspec.structs.replace(result(job, 1.0), figures=figures)})
+    assert found.few_medians("muster", "tb-like") == [15.0]
+
+
+def test_a_change_that_may_be_none_supports_no_claim() -> None:
+    page = "\n".join(rendered(study(), {"cpu": "a processor", "python": "3"}))
+    (row,) = {line for line in page.splitlines() if line.startswith("| without boxes |")}
+    assert "no claim" in row  # one seed
 
 
 def test_the_page_names_every_arm_and_lever() -> None:

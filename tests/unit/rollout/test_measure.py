@@ -7,7 +7,15 @@ import random
 import pytest
 
 from sim.rollout.doing import Doing, Timeline, split
-from sim.rollout.figures import Fleet, cohort_distances, figures, ks_distance, lag_slope, steady
+from sim.rollout.figures import (
+    Fleet,
+    cohort_distances,
+    figures,
+    ks_distance,
+    lag_slope,
+    steady,
+    whole_cohorts,
+)
 from sim.rollout.measure import Recorder, Sample
 
 
@@ -114,14 +122,6 @@ def test_an_answered_turn_is_told_afterwards() -> None:
     assert [sample.sibling for sample in told.samples] == [0]
 
 
-def test_only_tokens_that_were_known_before_count_as_recomputed() -> None:
-    told = recorder()
-    told.prefilled(context=3000, new=3000, cached=0)
-    told.prefilled(context=4000, new=900, cached=3000)
-    told.prefilled(context=5000, new=900, cached=0)
-    assert (told.prefilled_tokens, told.recomputed_tokens) == (9000, 100 + 4100)
-
-
 def test_an_engine_waits_on_environments_by_the_share_of_its_episodes_that_are_in_boxes() -> None:
     told = recorder(replicas=2)
     told.launched(0, 0, 0, 1.0, 0.0)
@@ -172,6 +172,30 @@ def test_distances_and_slopes() -> None:
     assert lag_slope(samples[:1]) == 0.0
 
 
+def test_slopes_leave_out_cohorts_that_were_not_trained_whole() -> None:
+    """What of them is in a batch already is quick: it would hide how long the slow ones wait."""
+    told = recorder()
+    for group in (0, 1):
+        for sibling in (0, 1):
+            finish(told, group, sibling, 0.0, 1.0, alone=1.0)
+    told.cut([0], 1.0)
+    told.launched(2, 0, 0, 50.0, 1.0)  # of the second cohort, still at work at the end
+    finish(told, 3, 0, 1.0, 2.0, alone=1.0)
+    finish(told, 3, 1, 1.0, 2.0, alone=1.0)
+    told.cut([1], 2.0)
+    told.cut([3], 3.0)
+    assert {sample.group for sample in whole_cohorts(told)} == {0, 1}
+    assert {sample.group for sample in told.samples} == {0, 1, 3}
+
+
+def test_no_cohort_that_is_large_enough_is_the_worst_distance() -> None:
+    told = recorder()
+    finish(told, 0, 0, 0.0, 1.0, alone=1.0)
+    finish(told, 0, 1, 0.0, 1.0, alone=1.0)
+    told.cut([0], 1.0)
+    assert figures(told, [Fleet(1.0, (1.0,), 0, 0)], arm="x", regime="y", seed=1).ks_worst == 1.0
+
+
 def test_steady_are_the_batches_after_those_that_settle() -> None:
     told = recorder()
     for group in range(12):
@@ -189,9 +213,9 @@ def test_figures_leave_the_first_batch_out_of_what_is_steady() -> None:
     for group, (start, end) in enumerate(((0.0, 50.0), (50.0, 60.0), (60.0, 80.0))):
         for sibling in (0, 1):
             finish(told, group, sibling, start, end, alone=5.0)
-            told.prefilled(context=100 * (group + 1), new=50, cached=0)
+        told.engines(1000 * (group + 1) ** 2, 100 * (group + 1) ** 2)
         told.cut([group], end)
-    told.prefilled(context=9000, new=0, cached=0)  # after the last batch: in no figure
+    told.engines(10**6, 10**6)  # after the last batch: in no figure
     fleets = [
         Fleet(at, (busy, 2 * busy), 0, 0) for at, busy in ((50.0, 5.0), (60.0, 8.0), (80.0, 11.0))
     ]
@@ -200,6 +224,6 @@ def test_figures_leave_the_first_batch_out_of_what_is_steady() -> None:
     assert sum(found.split_s.values()) == pytest.approx(found.interval_mean_s)
     assert found.busy == pytest.approx(9.0 / 30.0)  # (6 + 12) / 2 of the 30 s after the first cut
     assert found.busy_worst == pytest.approx(12.0 / 9.0)
-    # Groups 1 and 2: twice 200 and twice 300 tokens, of which 50 were new each time.
-    assert (found.prefilled_tokens, found.recomputed_tokens) == (500.0, 400.0)
+    # From the first cut to the third, over two batches.
+    assert (found.prefilled_tokens, found.recomputed_tokens) == (4000.0, 400.0)
     assert (found.fates, found.lag_max, found.age_p50_s) == (1.0, 0, 20.0)
