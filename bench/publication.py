@@ -3,13 +3,13 @@
     python -m bench.publication [--quick] [--rounds N] [--replicas N] [--json PATH|-]
 
 Both arms run between the same processes, taking turns (publication, bare, publication, …), with a
-fresh group each time. Time of the publication: from "weights ready" (the manifest is made: the
-trainer needs it for its checkpoint anyway) until the replica has said that it serves them: packing,
-preparing, joining, transfer, digests and finite values verified, commit. Time of the bare arm: the
-broadcast alone, from joined ranks with memory at hand until the last receiver has answered with
-one byte. The replicas are the service's own driver and gRPC with the scripted engine, which
-receives and verifies and has no weights to apply: this is the figure with the engine idle. Does
-not cover: the apply, transfers while an engine decodes, nccl.
+fresh group each time. Time of the publication: from "weights ready" (the snapshot is taken, copied
+and hashed once per version, `snapshot_s`) until the replica has said that it serves them:
+preparing, joining, transfer, digests verified, commit. Time of the bare arm: the
+broadcast alone, from joined ranks with memory at hand (the same that publications use) until the
+last receiver has answered with one byte. The replicas are the service's own driver and gRPC with
+the scripted engine, which receives and verifies and has no weights to apply: this is the figure
+with the engine idle. Does not cover: the apply, transfers while an engine decodes, nccl.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from muster.transfer import group as transport
 from muster.transfer import manifest as weights
 from muster.transfer import wire
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.transfer.receiving import Staging
+from muster.transfer.snapshot import Snapshot
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import (
     InferenceServiceStub,
@@ -47,6 +49,7 @@ from services.inference.driver import ReplicaDriver
 from services.inference.replica import Bounds, Replica
 from services.inference.server import InferenceServicer
 
+STAGING = Staging()  # of a replica: both arms receive into the same memory
 RUN, BARE, LIMIT_S = "bench", "bare/", 120.0
 # The tensors of SmolLM2-135M in bfloat16: 269 MB.
 LAYERS, HIDDEN, KV, INNER, VOCABULARY = 30, 576, 192, 1536, 49152
@@ -77,8 +80,9 @@ def policy() -> dict[str, torch.Tensor]:
 def receive(manifest: weights.Manifest, spec: transport.GroupSpec) -> str:
     """What the scripted engine does with an update: the real thing, or the bare broadcast."""
     if not spec.generation.startswith(BARE):
-        return receive_and_verify(manifest, spec)
-    stream = torch.zeros(weights.layout(manifest)[1], dtype=torch.uint8)
+        return receive_and_verify(manifest, spec, STAGING)
+    stream = STAGING.take(weights.layout(manifest.tensors)[1])
+    stream.zero_()
     group = transport.join(spec)
     for rank in range(1, spec.world_size):
         broadcast(group, torch.zeros(1, dtype=torch.uint8), rank)  # ready
@@ -86,6 +90,7 @@ def receive(manifest: weights.Manifest, spec: transport.GroupSpec) -> str:
     for rank in range(1, spec.world_size):
         broadcast(group, torch.zeros(1, dtype=torch.uint8), rank)  # here
     group.close()
+    STAGING.give_back(stream)
     return ""
 
 
@@ -131,22 +136,17 @@ async def replicas(count: int) -> AsyncIterator[list[tuple[str, str]]]:
 
 
 async def published(
-    state: dict[str, torch.Tensor],
-    manifest: weights.Manifest,
+    snapshot: Snapshot,
     version: int,
     members: Sequence[tuple[str, str]],
 ) -> list[ReplicaPublication]:
     """One publication; raises if a replica did not take it."""
-    made = msgspec.structs.replace(manifest, version=version, parent=version - 1)
     reports = await publish(
-        state,
+        snapshot.renamed(version, version - 1),
         run=RUN,
         trainer_epoch=1,
-        version=version,
-        parent=version - 1,
         replicas=members,
         settings=TransferSettings(timeout_s=LIMIT_S),
-        manifest=made,
     )
     for report in reports:
         if not report.serving:
@@ -205,21 +205,21 @@ async def measure(rounds: int, count: int) -> dict[str, Any]:
     """All figures; the first round of each arm warms up and is left out."""
     state = policy()
     began = monotonic()
-    manifest = weights.build(state, version=1, parent=0)
-    manifest_s = monotonic() - began
-    stream = weights.pack(state, manifest)
+    snapshot = Snapshot.take(state, version=1, parent=0)
+    snapshot_s = monotonic() - began
+    manifest, stream = snapshot.manifest, snapshot.stream
     latencies, receives, bares = list[float](), list[float](), list[float]()
     load_before = os.getloadavg()[0]
     async with replicas(count) as members:
         for at in range(rounds + 1):
-            reports = await published(state, manifest, at + 1, members)
+            reports = await published(snapshot, at + 1, members)
             spare = msgspec.structs.replace(manifest, version=rounds + 2, parent=0)
             seconds = await bare(stream, spare, members)
             if at:
                 latencies.append(max(report.latency_s for report in reports))
                 receives.append(max(report.receive_s for report in reports))
                 bares.append(seconds)
-    figures = {"bytes": manifest.bytes_total, "manifest_s": manifest_s}
+    figures = {"bytes": manifest.bytes_total, "snapshot_s": snapshot_s}
     for name, values in (("publication", latencies), ("receive", receives), ("bare", bares)):
         figures |= spread(f"{name}_s", values)
     rate = manifest.bytes_total / 1e6

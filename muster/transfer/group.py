@@ -15,6 +15,7 @@ import ipaddress
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from muster.errors import InvalidInput, Unavailable
@@ -75,10 +76,11 @@ class WeightGroup:
     def __init__(self, spec: GroupSpec, process_group: Any, store: Any):
         self.spec, self._group, self._store = spec, process_group, store
 
-    def broadcast(self, stream: Any) -> None:
+    def broadcast(self, stream: Any, passed: Callable[[int], None] | None = None) -> None:
         """Send (rank 0) or fill (others) `stream`: flat, uint8, of one length everywhere.
 
-        Blocks; raises Unavailable when a rank is lost or the time limit passes.
+        Blocks; raises Unavailable when a rank is lost or the time limit passes. passed: told after
+        each bucket how many bytes are through.
         """
         from torch.distributed.distributed_c10d import BroadcastOptions
 
@@ -90,6 +92,8 @@ class WeightGroup:
             for slot in buckets(stream.numel(), BUCKET_BYTES):
                 piece = stream[slot.start : slot.end]
                 self._group.broadcast([piece], options).wait()
+                if passed is not None:
+                    passed(slot.end)
         except RuntimeError as error:
             raise Unavailable(
                 f"the transfer broke off: {_first_line(error)}",

@@ -2,7 +2,9 @@
 
 Owns: `Manifest` and its checks. Promise: no I/O, no clock; torch is imported inside the functions
 that touch tensors. The digest covers name, shape, dtype and bytes of every tensor in order, so
-two versions with equal weights have equal digests and half an update never verifies.
+two versions with equal weights have equal digests and half an update never verifies. Tensors are
+hashed with XXH3-128, which keeps up with the line: it finds what went wrong, not who lies; a
+trainer is trusted with the weights anyway.
 Does not cover: moving the bytes (group.py).
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.errors import InvalidInput
@@ -36,7 +38,8 @@ _ITEM_BYTES = {
 
 
 class TensorSpec(Value, frozen=True):
-    """One tensor: its name in the checkpoint, shape, dtype (torch's word), sha256 of its bytes."""
+    """One tensor: its name in the checkpoint, shape, dtype (torch's word), XXH3-128 of its bytes,
+    hexadecimal."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,11 +72,17 @@ class Slot(Value, frozen=True):
 def build(state: Mapping[str, Any], *, version: int, parent: int) -> Manifest:
     """Manifest of `state` (name → torch tensor, any device), in the mapping's own order."""
     specs = tuple(
-        TensorSpec(name, tuple(tensor.shape), dtype_name(tensor), tensor_digest(tensor))
+        TensorSpec(name, tuple(tensor.shape), dtype_name(tensor), digest(raw(tensor)))
         for name, tensor in state.items()
     )
+    return of_specs(specs, version=version, parent=parent)
+
+
+def of_specs(specs: tuple[TensorSpec, ...], *, version: int, parent: int) -> Manifest:
+    """The manifest of these tensors. Raises InvalidInput for what no engine could take."""
+    check_specs(specs)
     total = sum(spec.nbytes for spec in specs)
-    return checked(Manifest(version, parent, specs, weights_digest(specs), total))
+    return Manifest(version, parent, specs, weights_digest(specs), total)
 
 
 def weights_digest(specs: tuple[TensorSpec, ...]) -> str:
@@ -87,18 +96,7 @@ def weights_digest(specs: tuple[TensorSpec, ...]) -> str:
 
 def checked(manifest: Manifest) -> Manifest:
     """The same manifest if it is consistent in itself; else InvalidInput."""
-    if not manifest.tensors:
-        raise _bad("manifest.tensors", "", "it names no tensor", "publish the whole model")
-    for spec in manifest.tensors:
-        if spec.dtype not in _ITEM_BYTES:
-            known = ", ".join(_ITEM_BYTES)
-            raise _bad(f"{spec.name}.dtype", spec.dtype, "unknown dtype", f"one of {known}")
-        if any(size < 0 for size in spec.shape):
-            raise _bad(f"{spec.name}.shape", spec.shape, "a size is negative", "send real shapes")
-    names = [spec.name for spec in manifest.tensors]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _bad("manifest.tensors", twice, "named twice", "send each tensor once")
+    check_specs(manifest.tensors)
     total = sum(spec.nbytes for spec in manifest.tensors)
     if total != manifest.bytes_total:
         way_out = f"the tensors sum to {total}"
@@ -108,6 +106,22 @@ def checked(manifest: Manifest) -> Manifest:
         way_out = f"the entries hash to {digest}"
         raise _bad("manifest.digest", manifest.digest, "does not match the entries", way_out)
     return manifest
+
+
+def check_specs(specs: Sequence[TensorSpec]) -> None:
+    """Raise InvalidInput unless these could be the tensors of a model."""
+    if not specs:
+        raise _bad("manifest.tensors", "", "it names no tensor", "publish the whole model")
+    for spec in specs:
+        if spec.dtype not in _ITEM_BYTES:
+            known = ", ".join(_ITEM_BYTES)
+            raise _bad(f"{spec.name}.dtype", spec.dtype, "unknown dtype", f"one of {known}")
+        if any(size < 0 for size in spec.shape):
+            raise _bad(f"{spec.name}.shape", spec.shape, "a size is negative", "send real shapes")
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _bad("manifest.tensors", twice, "named twice", "send each tensor once")
 
 
 def check_complete(manifest: Manifest, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -130,10 +144,10 @@ def check_complete(manifest: Manifest, expected: Mapping[str, tuple[int, ...]]) 
             raise _bad(f"{name}.shape", shape, "not the model's shape", way_out)
 
 
-def layout(manifest: Manifest) -> tuple[tuple[Slot, ...], int]:
+def layout(specs: Sequence[TensorSpec]) -> tuple[tuple[Slot, ...], int]:
     """Slot of every tensor in the stream, and the length of the stream in bytes."""
     slots, at = [], 0
-    for spec in manifest.tensors:
+    for spec in specs:
         slots.append(Slot(at, at + spec.nbytes))
         at = -(-(at + spec.nbytes) // ALIGN_BYTES) * ALIGN_BYTES
     return tuple(slots), at
@@ -144,42 +158,34 @@ def buckets(total: int, bucket_bytes: int) -> list[Slot]:
     return [Slot(at, min(at + bucket_bytes, total)) for at in range(0, total, bucket_bytes)]
 
 
-def pack(state: Mapping[str, Any], manifest: Manifest) -> Any:
-    """The stream: one flat uint8 CPU tensor, padding zero. InvalidInput if `state` differs."""
-    import torch
-
-    slots, total = layout(manifest)
-    stream = torch.zeros(total, dtype=torch.uint8)
-    for spec, slot in zip(manifest.tensors, slots, strict=True):
-        tensor = state[spec.name]
-        if tuple(tensor.shape) != spec.shape or dtype_name(tensor) != spec.dtype:
-            raise _bad(
-                spec.name, tuple(tensor.shape), "changed since the manifest", "build it anew"
-            )
-        stream[slot.start : slot.end].copy_(_raw(tensor))
-    return stream
-
-
 def unpack(stream: Any, manifest: Manifest) -> dict[str, Any]:
     """Name → tensor views into `stream` (a flat uint8 tensor); no copy."""
-    import torch
-
-    slots, _ = layout(manifest)
+    slots, _ = layout(manifest.tensors)
     return {
-        spec.name: stream[slot.start : slot.end].view(getattr(torch, spec.dtype)).view(spec.shape)
+        spec.name: view(stream[slot.start : slot.end], spec)
         for spec, slot in zip(manifest.tensors, slots, strict=True)
     }
 
 
-def mismatch(tensors: Mapping[str, Any], manifest: Manifest) -> str:
-    """Empty if every digest is right and every value finite; else what is wrong, for people."""
-    for spec in manifest.tensors:
-        tensor = tensors[spec.name]
-        if tensor_digest(tensor) != spec.digest:
-            return f"{spec.name}: the bytes that arrived do not have the digest of the manifest"
-        if tensor.is_floating_point() and not _finite(tensor):
-            return f"{spec.name}: has values that are not finite"
-    return ""
+def view(piece: Any, spec: TensorSpec) -> Any:
+    """A tensor's bytes as that tensor; no copy."""
+    import torch
+
+    return piece.view(getattr(torch, spec.dtype)).view(spec.shape)
+
+
+def wrong_bytes(piece: Any, spec: TensorSpec) -> str:
+    """Empty if these bytes have the digest of the manifest; else what is wrong, for people."""
+    if digest(piece) == spec.digest:
+        return ""
+    return f"{spec.name}: the bytes that arrived do not have the digest of the manifest"
+
+
+def check_finite(name: str, tensor: Any) -> None:
+    """Raise InvalidInput unless every value is finite. Asked before weights leave the trainer:
+    what arrives with the right digest is then finite too."""
+    if tensor.is_floating_point() and not _finite(tensor):
+        raise _bad(name, "", "has values that are not finite", "go back to the version before it")
 
 
 def _finite(tensor: Any) -> bool:
@@ -191,9 +197,11 @@ def _finite(tensor: Any) -> bool:
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
 
 
-def tensor_digest(tensor: Any) -> str:
-    """sha256 of the raw bytes, hexadecimal."""
-    return hashlib.sha256(_raw(tensor).numpy()).hexdigest()
+def digest(piece: Any) -> str:
+    """XXH3-128 of a flat uint8 CPU tensor, hexadecimal."""
+    import xxhash
+
+    return str(xxhash.xxh3_128_hexdigest(piece.numpy()))
 
 
 def dtype_name(tensor: Any) -> str:
@@ -201,7 +209,8 @@ def dtype_name(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _raw(tensor: Any) -> Any:
+def raw(tensor: Any) -> Any:
+    """Its bytes: flat uint8 on the CPU."""
     import torch
 
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from muster import rpc, telemetry
 from muster.background import in_daemon
 from muster.clock import monotonic
-from muster.errors import Fenced, InvalidInput, MusterError, Unavailable
+from muster.errors import Fenced, MusterError, Unavailable
 from muster.transfer import group as transport
 from muster.transfer import manifest as weights
 from muster.transfer import wire
+from muster.transfer.snapshot import Snapshot
 from muster.types import Value
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _log = telemetry.logger("muster.transfer")
-_POLL_S = 0.05
+_POLL_S, _POLL_SENT_S = 0.05, 0.01  # a replica answers between two steps; little is left at the end
 
 Passing = Callable[[str], Awaitable[None]]
 """Called with `prepare.before`, `prepare.after`, `commit.before` and `commit.after` around these
@@ -74,41 +75,34 @@ class ReplicaPublication(Value, frozen=True):
 
 
 async def publish(
-    state: Mapping[str, Any],
+    snapshot: Snapshot,
     *,
     run: str,
     trainer_epoch: int,
-    version: int,
-    parent: int,
     replicas: Sequence[tuple[str, str]],
     settings: TransferSettings | None = None,
-    manifest: weights.Manifest | None = None,
     served_elsewhere: bool = False,
     passing: Passing = _pass,
 ) -> list[ReplicaPublication]:
-    """Bring `state` (name → tensor, exactly those of the checkpoint) to all replicas, side by side.
+    """Bring a version (exactly the tensors of the checkpoint) to all replicas, side by side.
 
-    replicas: (id, gRPC address); one report each, in that order. `manifest` saves hashing anew when
-    the caller has it. A replica that fails is fenced when another one took the version, or when the
-    caller knows of one (`served_elsewhere`); else all go on with what they serve. Raises Fenced if
-    a newer trainer has been seen by a replica, InvalidInput for a state that no engine could take;
+    replicas: (id, gRPC address); one report each, in that order. A replica that fails is fenced
+    when another one took the version, or when the caller knows of one (`served_elsewhere`); else
+    all go on with what they serve. Raises Fenced if a newer trainer has been seen by a replica;
     everything else is in the reports.
     """
     settings = settings or TransferSettings()
     began = monotonic()
     if not replicas:
         return []
-    made = manifest
-    if made is None:
-        made = await asyncio.to_thread(weights.build, state, version=version, parent=parent)
-    if (made.version, made.parent) != (version, parent):
-        raise InvalidInput("the manifest is of another version", field="version", value=version)
-    stream = await asyncio.to_thread(_stream, state, made, settings)
+    stream, made = snapshot.stream, snapshot.manifest
+    if settings.backend == "nccl":
+        stream = await asyncio.to_thread(stream.cuda)
     job = _Job(run, trainer_epoch, made, stream, settings, began, passing)
     # A group per replica where the transport is point to point anyway: failures stay apart.
     together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
     reports: dict[str, ReplicaPublication] = {}
-    with telemetry.span("publish", version=version, replicas=len(replicas)):
+    with telemetry.span("publish", version=made.version, replicas=len(replicas)):
         async with asyncio.TaskGroup() as tasks:
             for members in together:
                 tasks.create_task(job.transfer(members, reports), name=f"publish-{members[0][0]}")
@@ -118,13 +112,6 @@ async def publish(
     if job.fenced is not None:
         raise job.fenced
     return [reports[name] for name, _ in replicas]
-
-
-def _stream(
-    state: Mapping[str, Any], manifest: weights.Manifest, settings: TransferSettings
-) -> Any:
-    stream = weights.pack(state, manifest)
-    return stream.cuda() if settings.backend == "nccl" else stream
 
 
 class _Job:
@@ -278,7 +265,10 @@ class _Link:
                 raise Unavailable(f"{self.name} is no longer receiving version {version}")
             if sending.done() and sending.exception() is not None:
                 raise Unavailable(f"sending to {self.name}: {sending.exception()}")
-            await asyncio.sleep(_POLL_S)
+            if sending.done():
+                await asyncio.sleep(_POLL_SENT_S)
+            else:
+                await asyncio.wait([sending], timeout=_POLL_S)
 
     async def _commit(self) -> None:
         job = self._job

@@ -116,13 +116,16 @@ async def _newest(redis: Redis, config: Config) -> tuple[Path, int]:
 def make_engine(settings: InferenceConfig, folder: Path) -> Engine:
     """The engine that the configuration names, for the model in `folder`."""
     if settings.engine == "fake":
+        from muster.transfer.receiving import Staging
         from services.inference.adapters.fake import FakeEngine, Script
         from services.inference.adapters.fake_words import words_of
         from services.inference.adapters.receive import receive_and_verify
 
         tokens = int(settings.kv_cache_gib * _FAKE_TOKENS_PER_GIB)
         script = Script(chunk=64, kv_tokens=tokens, block=settings.block_size)
-        return FakeEngine(script, receive=receive_and_verify, speak=words_of(folder))
+        return FakeEngine(
+            script, receive=partial(receive_and_verify, staging=Staging()), speak=words_of(folder)
+        )
     from services.inference.adapters.vllm import VllmEngine
 
     return VllmEngine(str(folder), settings)

@@ -21,7 +21,7 @@ import torch
 from muster.errors import Refused
 from muster.model import ensure_model
 from muster.transfer import group as transport
-from muster.transfer import manifest as weights
+from muster.transfer.snapshot import Snapshot
 from muster.types import FinishReason, SamplingParams, VersionSpan
 from services.inference.adapters.fake import FakeEngine, Script
 from services.inference.adapters.receive import receive_and_verify
@@ -47,8 +47,8 @@ class Bench:
 
     async def receive(self, state: State, *, corrupt: bool = False) -> UpdateStatus:
         """Let the engine receive the next version of `state`; its status when that is over."""
-        manifest = weights.build(state, version=self.version + 1, parent=self.version)
-        stream = weights.pack(state, manifest)
+        snapshot = Snapshot.take(state, version=self.version + 1, parent=self.version)
+        manifest, stream = snapshot.manifest, snapshot.stream
         if corrupt:
             stream[0] ^= 1
         meeting = transport.Meeting("127.0.0.1", 2, timeout_s=60)

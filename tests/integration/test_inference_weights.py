@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import torch
 from redis.asyncio import Redis
@@ -25,6 +26,7 @@ from muster.model import ensure_model
 from muster.registry import Registry
 from muster.transfer import manifest as weights
 from muster.transfer.publisher import ReplicaPublication, publish
+from muster.transfer.snapshot import Snapshot
 from muster.types import SamplingParams, VersionSpan
 from muster.v1 import common_pb2 as common
 from muster.v1 import events_pb2 as ev
@@ -132,15 +134,10 @@ class Replica:
         version: int,
         manifest: weights.Manifest | None = None,
     ) -> ReplicaPublication:
-        (report,) = await publish(
-            state,
-            run="main",
-            trainer_epoch=1,
-            version=version,
-            parent=version - 1,
-            replicas=[self.entry],
-            manifest=manifest,
-        )
+        snapshot = Snapshot.take(state, version=version, parent=version - 1)
+        if manifest is not None:
+            snapshot = msgspec.structs.replace(snapshot, manifest=manifest)
+        (report,) = await publish(snapshot, run="main", trainer_epoch=1, replicas=[self.entry])
         return report
 
     def generate(self, tokens: int) -> object:

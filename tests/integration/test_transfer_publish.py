@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from muster import rpc
-from muster.errors import Fenced, InvalidInput, Unavailable
+from muster.errors import Fenced, Unavailable
 from muster.transfer import manifest as weights
 from muster.transfer.group import GroupSpec
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.transfer.snapshot import Snapshot
 from muster.types import EpisodeKey, FinishReason, SamplingParams
 from muster.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from services.inference.adapters.fake import FakeEngine, Script
@@ -46,11 +47,9 @@ class Fleet:
         elsewhere: bool = False,
     ) -> dict[str, ReplicaPublication]:
         reports = await publish(
-            state,
+            Snapshot.take(state, version=version, parent=version - 1),
             run="main",
             trainer_epoch=epoch,
-            version=version,
-            parent=version - 1,
             replicas=self.addresses,
             settings=SETTINGS,
             served_elsewhere=elsewhere,
@@ -246,16 +245,3 @@ async def test_a_running_request_goes_on_under_the_new_version() -> None:
 
         assert [span.version for span in finish[0].spans] == [0, 1]
         assert publication.result()["one"].requests_recomputed == 1
-
-
-async def test_a_manifest_of_another_version_is_not_sent() -> None:
-    with pytest.raises(InvalidInput, match="another version"):
-        await publish(
-            STATE,
-            run="main",
-            trainer_epoch=1,
-            version=2,
-            parent=1,
-            replicas=[("one", "127.0.0.1:1")],
-            manifest=weights.build(STATE, version=1, parent=0),
-        )

@@ -8,20 +8,16 @@ from __future__ import annotations
 from muster.errors import MusterError
 from muster.transfer import group as transfer
 from muster.transfer import manifest as weights
+from muster.transfer.receiving import Staging, receive
 
 
-def receive_and_verify(manifest: weights.Manifest, spec: transfer.GroupSpec) -> str:
+def receive_and_verify(
+    manifest: weights.Manifest, spec: transfer.GroupSpec, staging: Staging | None = None
+) -> str:
     """Empty when what arrived is what the manifest says, else what is wrong."""
-    import torch
-
-    _, total = weights.layout(manifest)
-    stream = torch.empty(total, dtype=torch.uint8)
+    staging = staging or Staging()
     try:
-        group = transfer.join(spec)
-        try:
-            group.broadcast(stream)
-        finally:
-            group.close()
+        staging.give_back(receive(manifest, spec, staging))
     except MusterError as error:
         return str(error)
-    return weights.mismatch(weights.unpack(stream, manifest), manifest)
+    return ""

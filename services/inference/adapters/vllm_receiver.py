@@ -10,8 +10,9 @@ verifying it, and putting it in place. vLLM's verbs map so:
     finish_weight_update             done: free the staging memory
     shutdown_weight_transfer_engine  drop what was staged
 
-Promise: nothing of the served model changes before update_weights; digests and finite values are
-checked before STAGED. Does not cover: pausing, labels, the KV (vllm.py); tensor parallel workers.
+Promise: nothing of the served model changes before update_weights; digests are checked before
+STAGED (finite values before they are sent). Does not cover: pausing, labels, the KV (vllm.py);
+tensor parallel workers.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from vllm.platforms import current_platform
 from muster.errors import MusterError
 from muster.transfer import group as transfer
 from muster.transfer import manifest as weights
+from muster.transfer.receiving import Staging, receive
 from services.inference.adapters.vllm_shadow import Shadow
 
 _NICE = 3
@@ -66,6 +68,7 @@ class Receipt:
         self.stage_s = 0.0
         self.dropped = False
         self.tensors: dict[str, torch.Tensor] = {}
+        self.stream: torch.Tensor | None = None  # what they are views of
         self.shadow: Shadow | None = None
 
     def status(self) -> dict[str, Any]:
@@ -86,6 +89,12 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     update_info_cls = ApplyInfo
     supports_draft_weight_update = False
     receipt: Receipt | None = None
+    staging: Staging | None = None
+
+    def _staging_for(self, spec: transfer.GroupSpec) -> Staging:
+        if self.staging is None:
+            self.staging = Staging("cpu" if spec.backend == "gloo" else self.device)
+        return self.staging
 
     def init_transfer_engine(self, init_info: PrepareInfo) -> None:
         if self.receipt is not None and self.receipt.phase == "receiving":
@@ -106,24 +115,16 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             # Decoding has the first claim on the cores: this thread, and those it starts, yield.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             began = time.monotonic()
-            device = "cpu" if spec.backend == "gloo" else self.device
-            _, total = weights.layout(receipt.manifest)
-            stream = torch.empty(total, dtype=torch.uint8, device=device)
-            group = transfer.join(spec)
-            try:
-                group.broadcast(stream)
-            finally:
-                group.close()
+            stream = receive(receipt.manifest, spec, self._staging_for(spec))
             receipt.receive_s = time.monotonic() - began
             tensors = weights.unpack(stream, receipt.manifest)
-            wrong = weights.mismatch(tensors, receipt.manifest)
-            if wrong:
-                raise RuntimeError(wrong)
             if current_platform.is_cpu():
                 with set_current_vllm_config(self.vllm_config):
                     receipt.shadow = Shadow(self.model, tensors)
+                del tensors
+                self._staging_for(spec).give_back(stream)  # the shadow has copies
             else:
-                receipt.tensors = tensors
+                receipt.tensors, receipt.stream = tensors, stream
             receipt.stage_s = time.monotonic() - began - receipt.receive_s
             receipt.phase = "staged"
         except (MusterError, RuntimeError, ValueError, OSError, KeyError, TypeError) as error:
@@ -157,6 +158,8 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
             finalize_layerwise_reload(self.model, self.model_config)
+            if self.staging is not None and self.receipt.stream is not None:
+                self.staging.give_back(self.receipt.stream)
         self.receipt = None
 
     def shutdown(self) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from muster import failpoints, rpc
+from muster.background import in_daemon
 from muster.errors import MusterError
 from muster.registry import Entry, Registry
 from muster.streams import reaching_redis
-from muster.transfer import manifest
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.transfer.snapshot import Snapshot
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from services.trainer.ports import Publication, ReplicaReport
@@ -39,12 +40,12 @@ class InferenceFleet:
     def __init__(self, registry: Registry, *, run: str, epoch: int, transfer: TransferSettings):
         self._registry, self._run, self._epoch = registry, run, epoch
         self._transfer = transfer
-        self._manifest: manifest.Manifest | None = None  # of the newest digest: hashed once
+        self._snapshot: Snapshot | None = None  # of the newest version: copied and hashed once
 
     def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
         """See ports.Fleet."""
-        self._manifest = manifest.build(state, version=version, parent=parent)
-        return self._manifest.digest
+        self._snapshot = Snapshot.take(state, version=version, parent=parent)
+        return self._snapshot.manifest.digest
 
     async def publish(
         self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
@@ -66,22 +67,29 @@ class InferenceFleet:
                 serving += 1
             elif status.state in _TAKES_WEIGHTS and entry.id not in skip:
                 stale.append((entry.id, entry.address))
-        known = self._manifest
-        fits = known is not None and (known.version, known.parent) == (version, parent)
+        if not stale:
+            return Publication((), serving)
         found = await publish(
-            state,
+            await self._of(state, version, parent),
             run=self._run,
             trainer_epoch=self._epoch,
-            version=version,
-            parent=parent,
             replicas=stale,
             settings=self._transfer,
-            manifest=known if fits else None,
             served_elsewhere=serving > 0,
             passing=lambda where: failpoints.at(_POINTS[where]),
         )
         reports = [_report(item) for item in found]
         return Publication(tuple(reports), serving + sum(item.serving for item in found))
+
+    async def _of(self, state: dict[str, Any], version: int, parent: int) -> Snapshot:
+        """That version's; taken now where it was loaded and not made here."""
+        known = self._snapshot
+        if known is None or (known.manifest.version, known.manifest.parent) != (version, parent):
+            known = await in_daemon(
+                lambda: Snapshot.take(state, version=version, parent=parent), "snapshot"
+            )
+            self._snapshot = known
+        return known
 
     async def _status(self, entry: Entry) -> pb.GetReplicaStatusResponse:
         async with rpc.channel(entry.address) as channel:

@@ -26,20 +26,8 @@ def manifest() -> weights.Manifest:
     return weights.build(state(), version=3, parent=2)
 
 
-def test_the_stream_holds_every_tensor_as_it_was() -> None:
-    made = manifest()
-
-    found = weights.unpack(weights.pack(state(), made), made)
-
-    assert list(found) == list(state())
-    for name, tensor in state().items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
-    assert weights.mismatch(found, made) == ""
-
-
 def test_slots_are_aligned_and_do_not_overlap() -> None:
-    slots, total = weights.layout(manifest())
+    slots, total = weights.layout(manifest().tensors)
 
     assert [slot.start % weights.ALIGN_BYTES for slot in slots] == [0, 0, 0]
     assert all(a.end <= b.start for a, b in itertools.pairwise(slots))
@@ -50,21 +38,6 @@ def test_buckets_cover_the_stream_without_a_gap() -> None:
     pieces = weights.buckets(100, 32)
 
     assert [(p.start, p.end) for p in pieces] == [(0, 32), (32, 64), (64, 96), (96, 100)]
-
-
-def test_one_flipped_bit_is_noticed() -> None:
-    made = manifest()
-    stream = weights.pack(state(), made)
-    stream[3] ^= 1
-
-    assert weights.mismatch(weights.unpack(stream, made), made).startswith("embed: the bytes")
-
-
-def test_values_that_are_not_finite_are_noticed() -> None:
-    bad = state() | {"norm": torch.tensor([float("nan")] * 7, dtype=torch.float16)}
-    made = weights.build(bad, version=3, parent=2)
-
-    assert weights.mismatch(bad, made) == "norm: has values that are not finite"
 
 
 def test_the_digest_names_the_weights_and_nothing_else() -> None:
@@ -113,11 +86,6 @@ def test_half_a_model_is_refused(expected: dict[str, tuple[int, ...]], problem: 
 
 def test_the_whole_model_is_accepted() -> None:
     weights.check_complete(manifest(), {"norm": (7,), "embed": (5, 3), "scale": ()})
-
-
-def test_a_state_that_changed_since_its_manifest_is_not_sent() -> None:
-    with pytest.raises(InvalidInput, match="changed since the manifest"):
-        weights.pack(state() | {"norm": torch.ones(8, dtype=torch.float16)}, manifest())
 
 
 def test_manifest_and_group_survive_the_wire() -> None:
