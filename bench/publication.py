@@ -35,6 +35,7 @@ from muster.clock import monotonic
 from muster.transfer import group as transport
 from muster.transfer import manifest as weights
 from muster.transfer import wire
+from muster.transfer.arriving import Source
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
 from muster.transfer.receiving import Staging
 from muster.transfer.snapshot import Snapshot
@@ -77,9 +78,9 @@ def policy() -> dict[str, torch.Tensor]:
 # The replica's side ----------------------------------------------------------------------
 
 
-def receive(manifest: weights.Manifest, spec: transport.GroupSpec) -> str:
+def receive(manifest: weights.Manifest, spec: Source) -> str:
     """What the scripted engine does with an update: the real thing, or the bare broadcast."""
-    if not spec.generation.startswith(BARE):
+    if not isinstance(spec, transport.GroupSpec) or not spec.generation.startswith(BARE):
         return receive_and_verify(manifest, spec, STAGING)
     stream = STAGING.take(weights.layout(manifest.tensors)[1])
     stream.zero_()

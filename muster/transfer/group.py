@@ -111,6 +111,11 @@ class WeightGroup:
         self._store = None
 
 
+def ahead_s(sent: int, seconds: float, bytes_per_s: float) -> float:
+    """How long to wait after `sent` bytes in so many seconds, to keep to that rate."""
+    return max(0.0, sent / bytes_per_s - seconds)
+
+
 def join(spec: GroupSpec, *, store: Any = None) -> WeightGroup:
     """Join the group; blocks until all ranks are there or `timeout_s` passed (Unavailable).
 

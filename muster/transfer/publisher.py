@@ -11,10 +11,14 @@ that cannot be reached cannot be told: it goes on with its old version until a p
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from muster import rpc, telemetry
 from muster.background import in_daemon
@@ -22,7 +26,9 @@ from muster.clock import monotonic
 from muster.errors import Fenced, MusterError, Unavailable
 from muster.transfer import group as transport
 from muster.transfer import manifest as weights
-from muster.transfer import wire
+from muster.transfer import stored, wire
+from muster.transfer.active import ActiveRequests, active_to_pb
+from muster.transfer.quorum import Quorum
 from muster.transfer.snapshot import Snapshot
 from muster.types import Value
 from muster.v1 import inference_pb2 as pb
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = telemetry.logger("muster.transfer")
 _POLL_S, _POLL_SENT_S = 0.05, 0.01  # a replica answers between two steps; little is left at the end
+
+STORED = "stored"
 
 Passing = Callable[[str], Awaitable[None]]
 """Called with `prepare.before`, `prepare.after`, `commit.before` and `commit.after` around these
@@ -46,8 +54,13 @@ async def _pass(where: str) -> None:
 class TransferSettings(Value, frozen=True):
     """How to publish. `host` is an address of the trainer that replicas can reach."""
 
-    backend: str = "gloo"
+    backend: str = "gloo"  # gloo, nccl; or stored: through a folder that the replicas can read
     host: str = "127.0.0.1"
+    folder: str = ""  # of stored versions
+    stored_kept: int = 2  # newest versions that stay there
+    active: ActiveRequests = ActiveRequests.RECOMPUTE  # what becomes of running requests
+    quorum: float = 0.0  # share of the replicas that must hold a version before one serves it
+    bytes_per_s: float = 0.0  # most that sending takes from the line; 0: no bound
     timeout_s: float = 120.0  # of the whole publication
     call_timeout_s: float = 20.0  # of a call that answers at once
 
@@ -67,6 +80,9 @@ class ReplicaPublication(Value, frozen=True):
     apply_s: float = 0.0
     requests_recomputed: int = 0
     tokens_lost: int = 0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    requests_kept: int = 0
 
     @property
     def serving(self) -> bool:
@@ -99,6 +115,9 @@ async def publish(
     if settings.backend == "nccl":
         stream = await asyncio.to_thread(stream.cuda)
     job = _Job(run, trainer_epoch, made, stream, settings, began, passing)
+    job.quorum = Quorum(len(replicas), settings.quorum)
+    if settings.backend == STORED:
+        await job.store(snapshot)
     # A group per replica where the transport is point to point anyway: failures stay apart.
     together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
     reports: dict[str, ReplicaPublication] = {}
@@ -131,6 +150,8 @@ class _Job:
         self._stream, self._settings, self._began = stream, settings, began
         self.passing = passing
         self.fenced: Fenced | None = None
+        self.quorum = Quorum(0, 0.0)
+        self._folder = ""
 
     async def transfer(
         self, members: list[tuple[str, str]], reports: dict[str, ReplicaPublication]
@@ -147,16 +168,33 @@ class _Job:
                     )
                     for name, address in members
                 ]
-                ready = await self._prepare(links)
-                if all(link.error is None for link in links):
-                    await self._send_and_commit(links, *ready)
-                    left = []
+                left: list[tuple[str, str]] = []
+                if self._folder:
+                    await self._read_and_commit(links)
                 else:
-                    left = [(k.name, k.address) for k in links if k.error is None]
-                    links = [link for link in links if link.error is not None]
+                    ready = await self._prepare(links)
+                    if all(link.error is None for link in links):
+                        await self._send_and_commit(links, *ready)
+                    else:
+                        left = [(k.name, k.address) for k in links if k.error is None]
+                        links = [link for link in links if link.error is not None]
                 for link in links:
                     reports[link.name] = link.report()
                 members = left
+
+    async def store(self, snapshot: Snapshot) -> None:
+        """Put the version where the replicas read it; those that nobody reads any more go."""
+        root, keep = Path(self._settings.folder), self._settings.stored_kept
+        folder = await in_daemon(lambda: stored.save(snapshot, root), "store-version")
+        await in_daemon(lambda: stored.collect(root, keep=keep), "collect-versions")
+        self._folder = str(folder)
+
+    async def _read_and_commit(self, links: list[_Link]) -> None:
+        source = wire.stored_to_pb(stored.StoredSpec(self._folder, self.left()))
+        await _all([link.prepare(stored=source) for link in links])
+        sent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        sent.set_result(None)
+        await _all([link.stage_and_commit(sent) for link in links if link.error is None])
 
     async def _prepare(self, links: list[_Link]) -> tuple[transport.Meeting, transport.GroupSpec]:
         size, left = len(links) + 1, self.left()
@@ -170,7 +208,9 @@ class _Job:
             generation=f"{self._run}/{self._manifest.version}/{uuid.uuid4().hex}",
             timeout_s=left,
         )
-        await _all([link.prepare(spec, rank) for rank, link in enumerate(links, start=1)])
+        groups = [wire.group_to_pb(replace(spec, rank=at + 1)) for at in range(len(links))]
+        pairs = zip(links, groups, strict=True)
+        await _all([link.prepare(group=group) for link, group in pairs])
         return meeting, spec
 
     async def _send_and_commit(
@@ -181,8 +221,13 @@ class _Job:
 
     def _send(self, meeting: transport.Meeting, spec: transport.GroupSpec) -> None:
         group = transport.join(spec, store=meeting.store)
+        began, most = monotonic(), self._settings.bytes_per_s
+
+        def pace(sent: int) -> None:
+            time.sleep(transport.ahead_s(sent, monotonic() - began, most))
+
         try:
-            group.broadcast(self._stream)
+            group.broadcast(self._stream, pace if most else None)
         finally:
             group.close()
 
@@ -214,16 +259,18 @@ class _Link:
         self._answer: pb.CommitWeightUpdateResponse | None = None
         self._latency_s = 0.0
 
-    async def prepare(self, spec: transport.GroupSpec, rank: int) -> None:
+    async def prepare(
+        self, *, group: pb.TransferGroup | None = None, stored: pb.StoredWeights | None = None
+    ) -> None:
         """Ask it to receive; the error, if any, is kept."""
         job = self._job
-        group = wire.group_to_pb(spec)
-        group.rank = rank
         request = pb.PrepareWeightUpdateRequest(
             run=job._run,
             trainer_epoch=job._epoch,
             manifest=wire.manifest_to_pb(job._manifest),
             group=group,
+            stored=stored,
+            bytes_per_s=job._settings.bytes_per_s,
         )
         try:
             await job.passing("prepare.before")
@@ -238,6 +285,8 @@ class _Link:
         try:
             async with asyncio.timeout(self._job.left()):
                 await self._staged(sending)
+                self._job.quorum.holds(self.name)
+                await self._job.quorum.wait()
                 await self._commit()
         except TimeoutError:
             limit = self._job._settings.timeout_s
@@ -274,7 +323,10 @@ class _Link:
         job = self._job
         version = job._manifest.version
         request = pb.CommitWeightUpdateRequest(
-            run=job._run, trainer_epoch=job._epoch, version=version
+            run=job._run,
+            trainer_epoch=job._epoch,
+            version=version,
+            active=active_to_pb(job._settings.active),
         )
         await job.passing("commit.before")
         try:
@@ -305,6 +357,9 @@ class _Link:
             apply_s=answer.apply_s,
             requests_recomputed=answer.requests_recomputed,
             tokens_lost=answer.tokens_lost,
+            requests_finished=answer.requests_finished,
+            requests_aborted=answer.requests_aborted,
+            requests_kept=answer.requests_kept,
         )
 
     async def _status(self) -> pb.GetReplicaStatusResponse:
@@ -315,6 +370,7 @@ class _Link:
     def _failed(self, error: MusterError) -> None:
         _log.warning("publication to %s failed: %s", self.name, error)
         self.error = error
+        self._job.quorum.fails(self.name)
         if isinstance(error, Fenced):
             self._job.fenced = error
 

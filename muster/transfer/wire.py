@@ -6,8 +6,11 @@ consistent manifest. Does not cover: the rest of the wire (muster/codec.py).
 
 from __future__ import annotations
 
+from muster.errors import InvalidInput
+from muster.transfer.arriving import Source
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest, TensorSpec, checked
+from muster.transfer.stored import StoredSpec
 from muster.v1 import inference_pb2 as pb
 
 
@@ -53,4 +56,23 @@ def group_from_pb(message: pb.TransferGroup) -> GroupSpec:
         message.world_size,
         message.generation,
         message.deadline_s,
+    )
+
+
+def stored_to_pb(spec: StoredSpec) -> pb.StoredWeights:
+    return pb.StoredWeights(folder=spec.folder, deadline_s=spec.timeout_s)
+
+
+def source_from_pb(request: pb.PrepareWeightUpdateRequest) -> Source:
+    """Raises InvalidInput for a request that names none."""
+    match request.WhichOneof("source"):
+        case "group":
+            return group_from_pb(request.group)
+        case "stored":
+            return StoredSpec(request.stored.folder, request.stored.deadline_s)
+    raise InvalidInput(
+        "it says nowhere to take the weights from",
+        field="source",
+        value="",
+        way_out="name a group or a stored version",
     )

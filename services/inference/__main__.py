@@ -124,7 +124,11 @@ def make_engine(settings: InferenceConfig, folder: Path) -> Engine:
         tokens = int(settings.kv_cache_gib * _FAKE_TOKENS_PER_GIB)
         script = Script(chunk=64, kv_tokens=tokens, block=settings.block_size)
         return FakeEngine(
-            script, receive=partial(receive_and_verify, staging=Staging()), speak=words_of(folder)
+            script,
+            receive=partial(
+                receive_and_verify, staging=Staging(), stored_root=settings.stored_root
+            ),
+            speak=words_of(folder),
         )
     from services.inference.adapters.vllm import VllmEngine
 

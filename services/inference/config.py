@@ -41,6 +41,11 @@ class InferenceConfig(Section):
     """How long a credit on the KV cache is good; a router asks about once a second."""
     canary_timeout_s: float = Field(60.0, gt=0)
     """Longest wait for the canary at start and after an apply."""
+    finish_timeout_s: float = Field(60.0, gt=0, le=3600)
+    """How long running requests may take to end where a publication lets them; those that are not
+    over then are computed again under the new version."""
+    stored_root: str = ""
+    """Versions that the trainer stores are read below this folder; empty: none are."""
     apply_timeout_s: float = Field(120.0, gt=0)
     """Longest apply, from the pause until the canary has passed; then the replica is fenced."""
     receive_timeout_s: float = Field(600.0, gt=0)

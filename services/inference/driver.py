@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from muster import failpoints, telemetry
 from muster.errors import InvalidInput, MusterError, Unavailable
-from muster.transfer.group import GroupSpec
+from muster.transfer.active import ActiveRequests
+from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest, check_complete
 from muster.types import EpisodeKey
 from services.inference.engine import (
@@ -143,39 +144,45 @@ class ReplicaDriver:
         finally:
             self.replica.release_score()
 
-    async def prepare(self, run: str, epoch: int, manifest: Manifest, group: GroupSpec) -> int:
+    async def prepare(self, run: str, epoch: int, manifest: Manifest, source: Source) -> int:
         """Start receiving; the version served now. What was arriving before is dropped."""
         self.replica.check_trainer(run, epoch)
         self.replica.check_prepare(manifest.version, manifest.parent)
         if self._expected is not None:
             check_complete(manifest, self._expected)
-        if not 0 < group.timeout_s <= self._receive_timeout_s:
+        if not 0 < source.timeout_s <= self._receive_timeout_s:
             raise InvalidInput(
                 "time limit of the transfer is out of range",
-                field="group.deadline_s",
-                value=group.timeout_s,
+                field="source.deadline_s",
+                value=source.timeout_s,
                 way_out=f"at most inference.receive_timeout_s = {self._receive_timeout_s}",
             )
         await failpoints.at("inference.prepare.before")
         async with self._updating:
             await self.engine.abort_update()
-            await self.engine.prepare_update(manifest, group)
+            await self.engine.prepare_update(manifest, source)
         self._arrival = _Arrival.BEGUN
         await failpoints.at("inference.prepare.after")
         return self.replica.version
 
-    async def commit(self, run: str, epoch: int, version: int) -> CommitFigures:
+    async def commit(
+        self,
+        run: str,
+        epoch: int,
+        version: int,
+        active: ActiveRequests = ActiveRequests.RECOMPUTE,
+    ) -> CommitFigures:
         """Apply what is staged. A caller that goes away does not cut the apply in half."""
         self.replica.check_trainer(run, epoch)
         await failpoints.at("inference.commit.before")
-        work = self._tasks.create_task(self._commit(version), name=f"commit-{version}")
+        work = self._tasks.create_task(self._commit(version, active), name=f"commit-{version}")
         outcome = await asyncio.shield(work)
         if isinstance(outcome, MusterError):
             raise outcome
         await failpoints.at("inference.commit.after")
         return outcome
 
-    async def _commit(self, version: int) -> CommitFigures | MusterError:
+    async def _commit(self, version: int, active: ActiveRequests) -> CommitFigures | MusterError:
         """Expected failures are returned: raised, they would end the whole task group."""
         async with self._updating:
             try:
@@ -183,7 +190,7 @@ class ReplicaDriver:
             except MusterError as error:
                 return error
             try:
-                figures = await self.engine.commit_update(version)
+                figures = await self.engine.commit_update(version, active)
             except MusterError as error:
                 self.replica.commit_refused()
                 return error

@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
-from muster.transfer.group import GroupSpec
+from muster.transfer.active import ActiveRequests
+from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, SamplingParams, Value, VersionSpan
 
@@ -93,6 +94,9 @@ class CommitFigures(Value, frozen=True):
     receive_s: float = 0.0
     apply_s: float = 0.0
     token_gap_s: float = 0.0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    requests_kept: int = 0
     requests_recomputed: int = 0
     tokens_lost: int = 0
 
@@ -133,14 +137,17 @@ class Engine(Protocol):
     def load(self) -> Load:
         """Figures of now; never blocks."""
 
-    async def prepare_update(self, manifest: Manifest, group: GroupSpec) -> None:
+    async def prepare_update(self, manifest: Manifest, source: Source) -> None:
         """Start receiving in the background; answers at once. One at a time (Refused otherwise)."""
 
     async def update_status(self) -> UpdateStatus:
         """Where the update stands; STAGED only after every digest was verified."""
 
-    async def commit_update(self, version: int) -> CommitFigures:
-        """Apply what is staged, clear the KV, label, resume, pass the canary.
+    async def commit_update(
+        self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
+    ) -> CommitFigures:
+        """Settle what runs, apply what is staged, label, resume, pass the canary. New requests
+        never attend to KV of an older version; those that were kept say so in their spans.
 
         Refused if `version` is not staged (nothing changed then); ApplyFailed once the weights may
         be mixed.

@@ -11,6 +11,7 @@ from typing import Any
 
 from muster import codec
 from muster.transfer import wire
+from muster.transfer.active import active_from_pb
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import InferenceServiceServicer
 from services.inference.driver import ReplicaDriver
@@ -122,7 +123,7 @@ class InferenceServicer(InferenceServiceServicer):
             request.run,
             request.trainer_epoch,
             wire.manifest_from_pb(request.manifest),
-            wire.group_from_pb(request.group),
+            wire.source_from_pb(request),
         )
         return pb.PrepareWeightUpdateResponse(serving_version=serving)
 
@@ -130,7 +131,9 @@ class InferenceServicer(InferenceServiceServicer):
         self, request: pb.CommitWeightUpdateRequest, context: Any
     ) -> pb.CommitWeightUpdateResponse:
         del context
-        figures = await self._driver.commit(request.run, request.trainer_epoch, request.version)
+        active = active_from_pb(request.active)
+        at = (request.run, request.trainer_epoch, request.version)
+        figures = await self._driver.commit(*at, active)
         return pb.CommitWeightUpdateResponse(
             version=figures.version,
             pause_s=figures.pause_s,
@@ -139,6 +142,9 @@ class InferenceServicer(InferenceServiceServicer):
             token_gap_s=figures.token_gap_s,
             requests_recomputed=figures.requests_recomputed,
             tokens_lost=figures.tokens_lost,
+            requests_finished=figures.requests_finished,
+            requests_aborted=figures.requests_aborted,
+            requests_kept=figures.requests_kept,
         )
 
     async def AbortWeightUpdate(

@@ -6,14 +6,18 @@ version is not known is never handed on as if it were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from muster.errors import Unavailable
 from muster.types import VersionSpan
 
 
-def spans_from_labels(labels: Iterable[tuple[str, int, int]]) -> tuple[VersionSpan, ...]:
-    """labels: (label, start, end) in order. KV is cleared at each commit, so it is never older."""
+def spans_from_labels(
+    labels: Iterable[tuple[str, int, int]], floors: Mapping[int, int] | None = None
+) -> tuple[VersionSpan, ...]:
+    """labels: (label, start, end) in order. floors: the oldest version in the KV under each; where
+    nothing is said the KV is of the version itself."""
+    known = floors or {}
     spans: list[VersionSpan] = []
     for label, start, end in labels:
         if start == end:
@@ -25,7 +29,8 @@ def spans_from_labels(labels: Iterable[tuple[str, int, int]]) -> tuple[VersionSp
                 value=label,
                 way_out="restart this replica: its versions cannot be trusted",
             )
-        spans.append(VersionSpan(int(label), start, end, int(label)))
+        version = int(label)
+        spans.append(VersionSpan(version, start, end, known.get(version, version)))
     return tuple(spans)
 
 

@@ -118,6 +118,7 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: Checkpo
     from muster.registry import Registry
     from services.trainer.adapters.bank import GrpcBank
     from services.trainer.adapters.version_log import RedisVersionLog
+    from services.trainer.alarms import limits_of
     from services.trainer.config import TrainerConfig
     from services.trainer.driver import Driver, DriverSettings
 
@@ -133,6 +134,8 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: Checkpo
         checkpoint_every=mine.checkpoint_every,
         checkpoint_idle_s=mine.checkpoint_idle_s,
         start_step=mine.start_step,
+        advantage=mine.advantage,
+        alarms=limits_of(mine),
     )
     bank = GrpcBank(
         registry,
@@ -157,12 +160,17 @@ def _fleet(mine: TrainerConfig, registry: Registry, run: str, epoch: int) -> Fle
         from services.trainer.adapters.fake import UnsentFleet
 
         return UnsentFleet(registry)
+    from muster.transfer.active import ActiveRequests
     from muster.transfer.publisher import TransferSettings
     from services.trainer.adapters.fleet import InferenceFleet
 
     transfer = TransferSettings(
         backend=mine.transport,
         host=mine.transport_host,
+        folder=mine.transport_folder,
+        active=ActiveRequests(mine.active_requests),
+        quorum=mine.publish_quorum,
+        bytes_per_s=mine.transport_bytes_per_s,
         timeout_s=mine.publish_deadline_s,
         call_timeout_s=mine.call_deadline_s,
     )

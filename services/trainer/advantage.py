@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 from muster.errors import InvalidInput
 from muster.types import Value
 from services.trainer.batch import Trajectory
+
+Estimator = Literal["grpo", "grpo_unscaled", "rloo"]
+"""How rewards become advantages; formulas at `assign_credit`."""
 
 STD_FLOOR = 1e-6
 """Added to the deviation (GRPO as in verl); keeps near-equal rewards finite."""
@@ -45,12 +49,15 @@ class Credit(Value, frozen=True):
         return sum(group.has_variance for group in self.groups)
 
 
-def assign_credit(trajectories: Iterable[Trajectory]) -> Credit:
-    """(R − mean) / (s + 1e-6) over the valid siblings of each group, s with n − 1.
+def assign_credit(trajectories: Iterable[Trajectory], estimator: Estimator = "grpo") -> Credit:
+    """Compare the n valid siblings of each group, with their mean reward R̄.
 
-    Source: GRPO (2402.03300) with the sample deviation that verl uses. A group with fewer than two
-    valid siblings, or with equal rewards, gives zero to each: nothing can be compared in it.
-    Raises InvalidInput when two records of one episode disagree.
+    grpo: (R_i − R̄) / (s + 1e-6), s with n − 1 (2402.03300, with the sample deviation of verl).
+    grpo_unscaled: R_i − R̄ (Dr. GRPO, 2503.20783), so easy and hard tasks weigh alike.
+    rloo: R_i − mean of the others = n/(n − 1) · (R_i − R̄) (2402.14740).
+
+    A group with fewer than two valid siblings, or with equal rewards, gives zero to each: nothing
+    can be compared in it. Raises InvalidInput when two records of one episode disagree.
     """
     rewards: dict[str, dict[int, float | None]] = {}
     for item in trajectories:
@@ -71,8 +78,7 @@ def assign_credit(trajectories: Iterable[Trajectory]) -> Credit:
         groups.append(credit)
         for sibling, value in siblings.items():
             if value is not None:
-                gain = (value - credit.mean) / (credit.std + STD_FLOOR)
-                advantages[group, sibling] = gain if credit.has_variance else 0.0
+                advantages[group, sibling] = _advantage(value, credit, estimator)
     return Credit(advantages, tuple(groups))
 
 
@@ -92,6 +98,15 @@ def reward_of(item: Trajectory) -> float | None:
             way_out="correct the task's verifier; such a verdict is no reward",
         )
     return reward
+
+
+def _advantage(reward: float, credit: GroupCredit, estimator: Estimator) -> float:
+    if not credit.has_variance:
+        return 0.0
+    gain = reward - credit.mean
+    if estimator == "rloo":
+        return gain * credit.valid / (credit.valid - 1)
+    return gain / (credit.std + STD_FLOOR) if estimator == "grpo" else gain
 
 
 def _group_credit(group: str, siblings: dict[int, float | None]) -> GroupCredit:

@@ -25,6 +25,8 @@ from services.trainer import schedule as s
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.adapters.retry import retried
 from services.trainer.adapters.worker import in_daemon
+from services.trainer.advantage import Estimator
+from services.trainer.alarms import AlarmLimits, alarms
 from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
@@ -54,6 +56,8 @@ class DriverSettings(Value, frozen=True):
     checkpoint_every: int = 1
     checkpoint_idle_s: float = 30.0
     start_step: int | None = None
+    advantage: Estimator = "grpo"
+    alarms: AlarmLimits = AlarmLimits()
 
 
 class Driver:
@@ -258,7 +262,7 @@ class Driver:
 
     def _train(self) -> StepReport:
         started = monotonic()
-        plan = plan_step(self._batch, self._lineage)
+        plan = plan_step(self._batch, self._lineage, self.settings.advantage)
         figures = self._policy.train(plan, self._abort.is_set)
         return report_step(plan, figures, monotonic() - started)
 
@@ -320,6 +324,8 @@ class Driver:
             _log.info("%s → %s", before, machine.phase, extra={"step": machine.step})
         if isinstance(event, s.StepTrained):
             _log.info("step %d trained", event.report.step, extra=_figures(event.report))
+            for told in alarms(event.report.figures, self.settings.alarms):
+                _log.warning("step %d: %s", event.report.step, told)
         if isinstance(event, s.Published):
             for name, missed in machine.missed.items():
                 # At tries 1, 2, 4, 8 …: told for as long as it lasts, and ever more seldom.

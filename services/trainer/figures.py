@@ -15,9 +15,11 @@ class Mismatch(Value, frozen=True):
 
     k1: mean of −log ρ, an unbiased estimate of KL(μ‖π_p) that may fall below 0.
     k3: mean of ρ − 1 − log ρ, the same with less variance, never below 0.
-    max_abs: largest |log π_p − log μ|.
+    mean_abs, max_abs: mean and largest |log π_p − log μ|.
+    ratio_p01, ratio_p999: ρ at the 0.1th and the 99.9th percentile.
     ess_fraction: (Σρ)² / (n Σρ²) on raw token weights; 1 when the policies agree.
-    truncated_share: share of tokens with ρ > C.
+    ess_turn: the same over the turns (runs of sampled tokens), each with the product of its ρ.
+    truncated_share: share of tokens whose ρ the correction cuts or masks.
     """
 
     tokens: int = 0
@@ -26,10 +28,26 @@ class Mismatch(Value, frozen=True):
     max_abs: float = 0.0
     ess_fraction: float = 1.0
     truncated_share: float = 0.0
+    mean_abs: float = 0.0
+    ratio_p01: float = 1.0
+    ratio_p999: float = 1.0
+    ess_turn: float = 1.0
+
+
+class MismatchBucket(Value, frozen=True):
+    """The mismatch of tokens that were sampled `lag_versions` ago (the last bucket: or longer) at
+    positions [position_from, position_to) of their context. A turn across a bound counts in each
+    bucket with the tokens that it has there."""
+
+    lag_versions: int
+    position_from: int
+    position_to: int
+    found: Mismatch
 
 
 class StepFigures(Value, frozen=True):
-    """What training measured. `per_trajectory` is keyed by trajectory id.
+    """What training measured. `per_trajectory` is keyed by trajectory id; `buckets` split the same
+    tokens as `mismatch` by lag and position.
 
     step_kl: estimate of the per-token KL(v‖v+1) on `step_kl_tokens` sampled tokens of the batch, in
     micro-batches drawn at random (the seed is the step). Groups without contrast are drawn first:
@@ -46,6 +64,7 @@ class StepFigures(Value, frozen=True):
     clipped_share: float = 0.0
     mismatch: Mismatch = Mismatch()
     per_trajectory: dict[str, Mismatch] = {}
+    buckets: tuple[MismatchBucket, ...] = ()
 
 
 class StepReport(Value, frozen=True):

@@ -6,7 +6,8 @@ Does not cover: tensors (adapters/torch_policy.py).
 
 A micro-batch is one flat row. Sequences of a group with the same beginning are stored as that
 beginning once plus one branch each: the forward pass of the prompt, most of a short episode's
-cost, is then paid once per group, and autograd sums the gradient of the branches exactly.
+cost, is then paid once per group, and autograd sums the gradient of the branches exactly. Where
+the routing to experts was recorded, a beginning is the same only with the same routing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Sequence as Many
 
 from msgspec.structs import replace
 
-from muster.types import Value
-from services.trainer.batch import Sequence
+from muster.types import RoutedExperts, Value
+from services.trainer.layout import UNRECORDED, Sequence
 
 TRUNK = -1
 """Branch number of tokens that all branches of a tree see."""
@@ -30,6 +31,7 @@ class Pick(Value, frozen=True):
     offset: int  # place among that sequence's sampled tokens
     source: int
     target: int
+    allowed: tuple[int, ...] = ()  # what it was chosen from; empty: all
 
 
 class MicroBatch(Value, frozen=True):
@@ -41,6 +43,7 @@ class MicroBatch(Value, frozen=True):
     trees: tuple[int, ...]
     branches: tuple[int, ...]
     picks: tuple[Pick, ...]
+    experts: RoutedExperts | None = None  # of every token, `UNRECORDED` ids where it is not known
 
     @property
     def is_causal(self) -> bool:
@@ -86,8 +89,12 @@ def _trees(sequences: Many[Sequence], tokens_max: int) -> Iterable[_Tree]:
     for members in by_group.values():
         # Equal beginnings lie side by side, so that each run of neighbours shares the most.
         yield from _grow(
-            sequences, sorted(members, key=lambda i: sequences[i].token_ids), tokens_max
+            sequences, sorted(members, key=lambda i: _beginning(sequences[i])), tokens_max
         )
+
+
+def _beginning(sequence: Sequence) -> tuple[bytes, tuple[int, ...]]:
+    return _routing(sequence, 0, _context(sequence)), sequence.token_ids
 
 
 def _grow(sequences: Many[Sequence], members: list[int], tokens_max: int) -> Iterable[_Tree]:
@@ -106,13 +113,24 @@ def _grow(sequences: Many[Sequence], members: list[int], tokens_max: int) -> Ite
 
 
 def _join(sequences: Many[Sequence], tree: _Tree, index: int) -> _Tree:
-    first, new = sequences[tree.members[0]].token_ids, sequences[index]
+    first, new = sequences[tree.members[0]], sequences[index]
     limit = min(tree.trunk, _context(new))
     trunk = 0
-    while trunk < limit and first[trunk] == new.token_ids[trunk]:
+    while trunk < limit and first.token_ids[trunk] == new.token_ids[trunk]:
         trunk += 1
+    if _routing(first, 0, trunk) != _routing(new, 0, trunk):
+        differs = (i for i in range(trunk) if _routing(first, i, i + 1) != _routing(new, i, i + 1))
+        trunk = next(differs)
     members = (*tree.members, index)
     return _Tree(trunk, members, trunk + sum(len(sequences[i].token_ids) - trunk for i in members))
+
+
+def _routing(sequence: Sequence, start: int, end: int) -> bytes:
+    """Recorded experts of these tokens; empty where the sequence has none."""
+    if sequence.experts is None:
+        return b""
+    row = 2 * sequence.experts.layers * sequence.experts.per_token
+    return sequence.experts.ids[row * start : row * end]
 
 
 def _context(sequence: Sequence) -> int:
@@ -126,12 +144,17 @@ def _flatten(sequences: Many[Sequence], row: list[_Tree]) -> MicroBatch:
     trees: list[int] = []
     branches: list[int] = []
     picks: list[Pick] = []
+    routing: list[bytes] = []
+    shapes = {(e.layers, e.per_token) for e in (s.experts for s in sequences) if e}
+    shape = next(iter(shapes), None)
+    unknown = UNRECORDED * (shape[0] * shape[1]) if shape else b""
 
     def put(tree: int, branch: int, sequence: Sequence, start: int, end: int) -> None:
         ids.extend(sequence.token_ids[start:end])
         positions.extend(range(start, end))
         trees.extend([tree] * (end - start))
         branches.extend([branch] * (end - start))
+        routing.append(_routing(sequence, start, end) or unknown * (end - start))
 
     for number, tree in enumerate(row):
         base = len(ids)
@@ -142,5 +165,9 @@ def _flatten(sequences: Many[Sequence], row: list[_Tree]) -> MicroBatch:
             for offset, at in enumerate(sequence.sampled):
                 before = at - 1
                 source = before + (base if before < tree.trunk else shift)
-                picks.append(Pick(member, offset, source, sequence.token_ids[at]))
-    return MicroBatch(tuple(ids), tuple(positions), tuple(trees), tuple(branches), tuple(picks))
+                allowed = sequence.allowed[offset] if sequence.allowed else ()
+                picks.append(Pick(member, offset, source, sequence.token_ids[at], allowed))
+    experts = RoutedExperts(*shape, b"".join(routing)) if shape else None
+    return MicroBatch(
+        tuple(ids), tuple(positions), tuple(trees), tuple(branches), tuple(picks), experts
+    )

@@ -8,9 +8,10 @@ Does not cover: the forward pass (adapters), the order of steps (schedule.py).
 from __future__ import annotations
 
 from muster.types import Value
-from services.trainer.advantage import Credit, assign_credit
-from services.trainer.batch import Sequence, TrainBatch, lay_out
+from services.trainer.advantage import Credit, Estimator, assign_credit
+from services.trainer.batch import TrainBatch
 from services.trainer.figures import StepFigures, StepReport
+from services.trainer.layout import Sequence, lay_out
 from services.trainer.lineage import Lineage, trajectory_lag
 
 
@@ -23,6 +24,7 @@ class StepPlan(Value, frozen=True):
     ids: tuple[str, ...]  # of the batch's trajectories, by their index
     credit: Credit
     lag_mean_versions: float
+    lags: dict[int, int] = {}  # of every version that sampled something here
 
     @property
     def trajectories(self) -> int:
@@ -54,9 +56,9 @@ class StepPlan(Value, frozen=True):
         return sum(len(sequence.sampled) for sequence in self.sequences)
 
 
-def plan_step(batch: TrainBatch, lineage: Lineage) -> StepPlan:
+def plan_step(batch: TrainBatch, lineage: Lineage, estimator: Estimator = "grpo") -> StepPlan:
     """Raises InvalidInput for a batch that cannot be trained on truthfully."""
-    credit = assign_credit(batch.trajectories)
+    credit = assign_credit(batch.trajectories, estimator)
     sequences: list[Sequence] = []
     advantages: list[float] = []
     lags: list[int] = []
@@ -69,6 +71,7 @@ def plan_step(batch: TrainBatch, lineage: Lineage) -> StepPlan:
         for sequence in lay_out(index, item):
             sequences.append(sequence)
             advantages.append(credit.advantages[item.group, item.sibling])
+    versions = {version for sequence in sequences for version in sequence.versions}
     return StepPlan(
         step=batch.step,
         sequences=tuple(sequences),
@@ -76,6 +79,7 @@ def plan_step(batch: TrainBatch, lineage: Lineage) -> StepPlan:
         ids=tuple(item.id for item in batch.trajectories),
         credit=credit,
         lag_mean_versions=sum(lags) / len(lags) if lags else 0.0,
+        lags={version: lineage.lag(version) for version in versions},
     )
 
 

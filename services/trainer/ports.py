@@ -34,6 +34,9 @@ class ReplicaReport(Value, frozen=True):
     apply_s: float = 0.0
     requests_recomputed: int = 0
     tokens_lost: int = 0
+    requests_finished: int = 0
+    requests_aborted: int = 0
+    requests_kept: int = 0
     error: str = ""
 
 

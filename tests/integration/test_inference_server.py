@@ -11,6 +11,7 @@ import pytest
 
 from muster import codec, rpc
 from muster.errors import Exhausted, Fenced, InvalidInput, Unavailable
+from muster.transfer.active import ActiveRequests
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, SamplingParams, VersionSpan
@@ -222,10 +223,12 @@ async def test_a_caller_that_gives_up_does_not_cut_an_apply() -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(FakeEngine):
-        async def commit_update(self, version: int) -> CommitFigures:
+        async def commit_update(
+            self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
+        ) -> CommitFigures:
             entered.set()
             await go_on.wait()
-            return await super().commit_update(version)
+            return await super().commit_update(version, active)
 
     replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=2048), life="one")
     engine = Slow()

@@ -4,15 +4,20 @@ receive and verify, so what is tested is everything but vLLM."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from muster import rpc
 from muster.errors import Fenced, Unavailable
 from muster.transfer import manifest as weights
+from muster.transfer.active import ActiveRequests
 from muster.transfer.group import GroupSpec
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
 from muster.transfer.snapshot import Snapshot
@@ -45,13 +50,14 @@ class Fleet:
         state: dict[str, torch.Tensor] = STATE,
         epoch: int = 1,
         elsewhere: bool = False,
+        settings: TransferSettings = SETTINGS,
     ) -> dict[str, ReplicaPublication]:
         reports = await publish(
             Snapshot.take(state, version=version, parent=version - 1),
             run="main",
             trainer_epoch=epoch,
             replicas=self.addresses,
-            settings=SETTINGS,
+            settings=settings,
             served_elsewhere=elsewhere,
         )
         return {report.replica: report for report in reports}
@@ -65,11 +71,12 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(**scripts: Script) -> AsyncIterator[Fleet]:
+async def fleet(stored_root: str = "", **scripts: Script) -> AsyncIterator[Fleet]:
     made = Fleet()
+    receive = partial(receive_and_verify, stored_root=stored_root)
     async with AsyncExitStack() as stack:
         for name, script in scripts.items():
-            engine = FakeEngine(script, receive=receive_and_verify)
+            engine = FakeEngine(script, receive=receive)
             replica = Replica("main", Bounds(requests_max=4, scores_max=2, tokens_max=2048))
             expected = {name: tuple(tensor.shape) for name, tensor in STATE.items()}
             driver = ReplicaDriver(replica, engine, receive_timeout_s=30.0, expected=expected)
@@ -245,3 +252,57 @@ async def test_a_running_request_goes_on_under_the_new_version() -> None:
 
         assert [span.version for span in finish[0].spans] == [0, 1]
         assert publication.result()["one"].requests_recomputed == 1
+
+
+def stored(root: Path) -> TransferSettings:
+    return replace(SETTINGS, backend="stored", folder=str(root))
+
+
+async def test_a_version_reaches_replicas_through_a_folder(tmp_path: Path) -> None:
+    async with fleet(str(tmp_path), one=Script(), two=Script()) as world:
+        for version in (1, 2, 3):
+            reports = await world.publish(version, settings=stored(tmp_path))
+            assert [r.error for r in reports.values()] == ["", ""]
+
+        assert world.served() == {"one": (State.SERVING, 3), "two": (State.SERVING, 3)}
+    found = sorted(os.listdir(tmp_path))
+    assert [name[:14] for name in found] == ["version-000002", "version-000003"]
+
+
+async def test_a_replica_that_reads_no_folders_says_so(tmp_path: Path) -> None:
+    async with fleet(one=Script()) as world:
+        reports = await world.publish(1, settings=stored(tmp_path))
+
+    assert "reads no stored versions" in reports["one"].error
+
+
+async def test_with_a_quorum_nobody_serves_what_too_few_hold() -> None:
+    """Mixed versions or none: all go on with what they serve."""
+    async with fleet(one=Script(), two=Script(fail=frozenset({"receive"}))) as world:
+        reports = await world.publish(1, settings=replace(SETTINGS, quorum=1.0))
+
+        assert "1 replicas hold the version, 2 are needed" in reports["one"].error
+        assert world.served() == {"one": (State.SERVING, 0), "two": (State.SERVING, 0)}
+        await world.publish(1, settings=replace(SETTINGS, quorum=0.5))
+        assert world.served() == {"one": (State.SERVING, 1), "two": (State.FENCED, 0)}
+
+
+@pytest.mark.parametrize("active", ActiveRequests)
+async def test_a_publication_says_what_becomes_of_running_requests(active: ActiveRequests) -> None:
+    async with fleet(one=Script(length=100_000, step_s=0.001)) as world:
+        stream = world.generate("one", tokens=1500)
+        await anext(stream)
+
+        async with asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(world.publish(1, settings=replace(SETTINGS, active=active)))
+            finish = [item async for item in stream if isinstance(item, Finish)]
+
+    (report,) = work.result().values()
+    counts = {
+        ActiveRequests.FINISH: report.requests_finished,
+        ActiveRequests.ABORT: report.requests_aborted,
+        ActiveRequests.KEEP: report.requests_kept,
+        ActiveRequests.RECOMPUTE: report.requests_recomputed,
+    }
+    assert counts == {other: int(other is active) for other in ActiveRequests}
+    assert (finish[0].reason is FinishReason.ABORT) == (active is ActiveRequests.ABORT)

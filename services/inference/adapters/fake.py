@@ -17,7 +17,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
-from muster.transfer.group import GroupSpec
+from muster.transfer.active import ActiveRequests
+from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value
 from services.inference.adapters.fake_cache import PrefixCache
@@ -33,11 +34,18 @@ from services.inference.engine import (
     UpdatePhase,
     UpdateStatus,
 )
+from services.inference.floors import Floors
 from services.inference.spans import spans_from_labels
 
-Receive = Callable[[Manifest, GroupSpec], str]
+Receive = Callable[[Manifest, Source], str]
 """Blocks until the weights are here; empty when they are right, else what is wrong."""
 _VOCABULARY = 1000
+_COUNTED = {
+    ActiveRequests.FINISH: "finished",
+    ActiveRequests.ABORT: "aborted",
+    ActiveRequests.KEEP: "kept",
+    ActiveRequests.RECOMPUTE: "recomputed",
+}
 
 
 class Script(Value, frozen=True):
@@ -73,10 +81,14 @@ class FakeEngine:
         self._cache = PrefixCache(self.script.kv_tokens, self.script.block)
         self._steps = 0
         self._receive = receive or (lambda manifest, group: "")
-        self._version = 0
+        self._floors = Floors()
         self._replies = 0
         self._total = 0
         self._live: dict[str, asyncio.Event] = {}
+        self._sampled: dict[str, int] = {}  # tokens of each live request
+        self._idle, self._taking = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._taking.set()
         self._update = UpdateStatus()
         self._broken = False
 
@@ -88,17 +100,21 @@ class FakeEngine:
         """See Engine."""
         await asyncio.sleep(self.script.start_s)
         self._fail_if("start")
-        self._version = version
+        self._floors = Floors(version)
 
     async def sample(self, request: Sampling) -> AsyncGenerator[Chunk | Finish, None]:
         """See Engine."""
         if self._broken:
             raise Unavailable("the last update did not end well", way_out="publish again in full")
         reply = self._reply(request)
+        await self._taking.wait()
+        self._floors.begun(request.request_id)
         aborted = self._live[request.request_id] = asyncio.Event()
+        self._idle.clear()
         began = monotonic()
-        cached = self._cache.cached(request.prompt)
-        self._cache.take(request.prompt)
+        salt = self._floors.salt
+        cached = self._cache.cached(request.prompt, salt)
+        self._cache.take(request.prompt, salt)
         context, sampled = _Context(request.prompt), list[int]()
         piece = _Piece()
         labels: list[tuple[str, int, int]] = []
@@ -108,13 +124,14 @@ class FakeEngine:
                 if await self._step(aborted):
                     reason = FinishReason.ABORT
                     break
-                self._version = self.script.switch.get(at, self._version)
+                self._switch(self.script.switch.get(at, self._version))
                 self._fail_if("sample")
                 token = reply[at] if at < len(reply) else context.next_token(at)
                 piece.add(token, context.take(token, self._version))
                 sampled.append(token)
                 _label(labels, self._version, at)
                 self._total += 1
+                self._sampled[request.request_id] = at + 1
                 self._steps += 1
                 if len(piece) >= self.script.chunk:
                     yield piece.flush()
@@ -123,11 +140,28 @@ class FakeEngine:
                     break
             if len(piece):
                 yield piece.flush()
-            spans = spans_from_labels(labels)
-            self._cache.take((*request.prompt, *sampled))
+            spans = spans_from_labels(labels, self._floors.ended(request.request_id))
+            self._cache.take((*request.prompt, *sampled), salt)
+            self._over(request.request_id)
             yield Finish(reason, spans, cached, decode_s=monotonic() - began)
         finally:
-            self._live.pop(request.request_id, None)
+            self._over(request.request_id)
+
+    def _over(self, request_id: str) -> None:
+        """It has ended, whatever its caller still does with the end."""
+        self._live.pop(request_id, None)
+        self._sampled.pop(request_id, None)
+        self._floors.ended(request_id)
+        if not self._live:
+            self._idle.set()
+
+    @property
+    def _version(self) -> int:
+        return self._floors.version
+
+    def _switch(self, version: int, *, kept: bool = False) -> None:
+        if version != self._version:
+            self._floors.committed(version, kept=kept)
 
     def _reply(self, request: Sampling) -> tuple[int, ...]:
         """The scripted reply, or a hashed one that ends with the first stop token."""
@@ -174,17 +208,19 @@ class FakeEngine:
         """See Engine."""
         return Load(len(self._live), 0, self.script.kv_tokens, 0, self._total, self._steps)
 
-    async def prepare_update(self, manifest: Manifest, group: GroupSpec) -> None:
+    async def prepare_update(self, manifest: Manifest, source: Source) -> None:
         """See Engine."""
         self._fail_if("prepare")
         if self._update.phase in (UpdatePhase.RECEIVING, UpdatePhase.STAGED):
             raise Refused(f"version {self._update.version} is {self._update.phase}")
         mine = self._update = UpdateStatus(UpdatePhase.RECEIVING, manifest.version)
-        in_daemon(lambda: self._arrive(mine, manifest, group), f"receive-{manifest.version}")
+        in_daemon(lambda: self._arrive(mine, manifest, source), f"receive-{manifest.version}")
 
-    def _arrive(self, mine: UpdateStatus, manifest: Manifest, group: GroupSpec) -> None:
+    def _arrive(self, mine: UpdateStatus, manifest: Manifest, source: Source) -> None:
         began = monotonic()
-        wrong = "asked to fail" if "receive" in self.script.fail else self._receive(manifest, group)
+        wrong = (
+            "asked to fail" if "receive" in self.script.fail else self._receive(manifest, source)
+        )
         if self._update is mine:  # else aborted meanwhile
             phase = UpdatePhase.FAILED if wrong else UpdatePhase.STAGED
             self._update = UpdateStatus(phase, manifest.version, wrong, monotonic() - began)
@@ -193,26 +229,36 @@ class FakeEngine:
         """See Engine."""
         return self._update
 
-    async def commit_update(self, version: int) -> CommitFigures:
-        """See Engine."""
+    async def commit_update(
+        self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
+    ) -> CommitFigures:
+        """See Engine. Requests that are to finish are waited for without a limit."""
         update = self._update
         if update.phase is not UpdatePhase.STAGED or update.version != version:
             raise Refused(
                 f"that version is not staged ({update.phase})", field="version", value=version
             )
+        before = len(self._live)
+        lost = sum(self._sampled.values()) if active is ActiveRequests.ABORT else 0
+        if active in (ActiveRequests.FINISH, ActiveRequests.ABORT):
+            self._taking.clear()
+            if active is ActiveRequests.ABORT:
+                await self.shutdown()
+            await self._idle.wait()
+            self._taking.set()
         self._update = UpdateStatus()
         if "apply" in self.script.fail:
             self._broken = True
             raise ApplyFailed("asked to fail")
         if not self.script.stale:
-            self._version = version
+            self._switch(version, kept=active is ActiveRequests.KEEP)
         if self._version != version:  # its canary
             self._broken = True
             raise ApplyFailed(f"canary failed: the label is {self._version}")
         self._broken = False
         self._cache.clear()
-        running = len(self._live)
-        return CommitFigures(version, receive_s=update.receive_s, requests_recomputed=running)
+        counts = {f"requests_{_COUNTED[active]}": before}
+        return CommitFigures(version, receive_s=update.receive_s, tokens_lost=lost, **counts)
 
     async def abort_update(self) -> None:
         """See Engine."""
@@ -227,7 +273,7 @@ class FakeEngine:
         """Serve `version` from the next token on, without an update (follow.py)."""
         if version != self._version:
             self._cache.clear()
-        self._version = version
+        self._switch(version)
 
     def _fail_if(self, verb: str) -> None:
         if verb in self.script.fail:

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 
 
 class PrefixCache:
-    """Blocks by the hash of everything up to their end; the least recently used are dropped."""
+    """Blocks by the hash of everything up to their end; the least recently used are dropped.
+
+    Contexts with another salt share nothing.
+    """
 
     def __init__(self, tokens: int, block: int):
         self._most, self._block = tokens // block, block
@@ -21,25 +24,25 @@ class PrefixCache:
         """Forget everything."""
         self._blocks.clear()
 
-    def cached(self, context: Sequence[int]) -> int:
+    def cached(self, context: Sequence[int], salt: int = 0) -> int:
         """Tokens of the longest cached prefix, below the length of the context."""
         found = 0
-        for end, name in self._chain(context):
+        for end, name in self._chain(context, salt):
             if name not in self._blocks or end >= len(context):
                 break
             found = end
         return found
 
-    def take(self, context: Sequence[int]) -> None:
+    def take(self, context: Sequence[int], salt: int = 0) -> None:
         """Its whole blocks are cached now; the first blocks outlive the last ones."""
-        for _, name in reversed(list(self._chain(context))):
+        for _, name in reversed(list(self._chain(context, salt))):
             self._blocks.pop(name, None)
             self._blocks[name] = None
         while len(self._blocks) > self._most:
             del self._blocks[next(iter(self._blocks))]
 
-    def _chain(self, context: Sequence[int]) -> Iterator[tuple[int, int]]:
-        name = 0
+    def _chain(self, context: Sequence[int], salt: int) -> Iterator[tuple[int, int]]:
+        name = salt
         for end in range(self._block, len(context) + 1, self._block):
             name = hash((name, tuple(context[end - self._block : end])))
             yield end, name

@@ -2,9 +2,9 @@
 
 Owns: the AsyncLLM and its processes. Promises: log-probabilities are those of the tempered
 distribution that was sampled from; the spans are vLLM's own labels, which change only while the
-engine is paused; a commit clears all KV and recomputes running requests, so no token is sampled on
-KV of another version (`kv_min_version` = the span's version); tokens sampled after an apply leave
-only when the canary has passed.
+engine is paused; a commit clears all KV and recomputes running requests, unless they are to be
+kept: then their spans say so (`kv_min_version`), and prompts get another salt, so that no
+other request shares that KV; tokens sampled after an apply leave only when the canary has passed.
 Does not cover: receiving weights (vllm_receiver.py, inside the worker), who may call (replica.py).
 """
 
@@ -16,15 +16,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-import msgspec
-
 from muster import telemetry
 from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import InvalidInput, Refused, Unavailable
-from muster.transfer.group import GroupSpec
+from muster.transfer.active import ActiveRequests
+from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
-from muster.types import FinishReason, SamplingParams
+from muster.transfer.stored import StoredSpec
+from muster.types import SamplingParams
+from services.inference.adapters.vllm_active import Settled, ends, settle
+from services.inference.adapters.vllm_outputs import as_json, chunk_of, finish_of, seed_of
 from services.inference.adapters.vllm_setup import engine_args, set_environment
 from services.inference.adapters.vllm_stats import LoadMeter, TokenMeter
 from services.inference.config import InferenceConfig
@@ -39,7 +41,7 @@ from services.inference.engine import (
     UpdatePhase,
     UpdateStatus,
 )
-from services.inference.spans import spans_from_labels
+from services.inference.floors import Floors
 
 _CANARY = (1, 2, 3, 5, 8, 13, 21, 34)  # any ids: only finite figures and the label are asked of it
 _URGENT, _NORMAL = -1, 0
@@ -56,6 +58,9 @@ class VllmEngine:
         self._llm: Any = None
         self._open = asyncio.Event()  # closed from an apply until its canary has passed
         self._open.set()
+        self._taking = asyncio.Event()  # closed while requests are to end before an apply
+        self._taking.set()
+        self._floors = Floors()
         self._broken = False
         self._wedged = False  # an apply did not come to its end: only a restart helps
         self._meter = TokenMeter()
@@ -80,6 +85,7 @@ class VllmEngine:
                 way_out="see its log: the model may not suit it, or inference.kv_cache_gib may be "
                 "more than is free",
             ) from error
+        self._floors = Floors(version)
         async with self._alive("start"):
             await self._llm.update_weight_version(str(version))
             await self._canary(version)
@@ -109,14 +115,16 @@ class VllmEngine:
             temperature=request.params.temperature,
             top_p=request.params.top_p,
             top_k=request.params.top_k,
-            seed=_seed(request.params.seed),
+            seed=seed_of(request.params.seed),
             max_tokens=request.max_tokens,
             stop_token_ids=list(request.stop_token_ids),
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
+        await self._taking.wait()
         self._refuse_if_broken()
+        self._floors.begun(request.request_id)
         with self._load.request(request.request_id) as live:
             outputs = self._submit(request.prompt, params, request.request_id, _NORMAL)
             try:
@@ -131,21 +139,22 @@ class VllmEngine:
                         if piece.token_ids:
                             count = len(piece.token_ids)
                             self._meter.tokens(request.request_id, monotonic(), count)
-                            live.started = True
-                            yield _chunk(piece)
+                            live.started, live.tokens = True, live.tokens + count
+                            yield chunk_of(piece)
                         if output.finished:
-                            yield _finish(output, piece)
+                            self._load.over(request.request_id)
+                            yield finish_of(output, piece, self._floors.ended(request.request_id))
             finally:
                 self._meter.ended(request.request_id)
+                self._floors.ended(request.request_id)
 
     async def _submit(
         self, prompt: tuple[int, ...], params: Any, request_id: str, priority: int
     ) -> AsyncGenerator[Any, None]:
         from vllm.inputs import TokensPrompt
 
-        outputs = self._llm.generate(
-            TokensPrompt(prompt_token_ids=list(prompt)), params, request_id, priority=priority
-        )
+        salted = TokensPrompt(prompt_token_ids=list(prompt), cache_salt=str(self._floors.salt))
+        outputs = self._llm.generate(salted, params, request_id, priority=priority)
         try:
             async for output in outputs:
                 yield output
@@ -202,7 +211,7 @@ class VllmEngine:
         """See Engine."""
         return self._load.now(self._meter.total)
 
-    async def prepare_update(self, manifest: Manifest, group: GroupSpec) -> None:
+    async def prepare_update(self, manifest: Manifest, source: Source) -> None:
         """See Engine."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
@@ -215,8 +224,10 @@ class VllmEngine:
                 way_out="commit or abort that one first",
             )
         info = {
-            "manifest": msgspec.json.encode(manifest).decode(),
-            "group": msgspec.json.encode(group).decode(),
+            "manifest": as_json(manifest),
+            "group": "" if isinstance(source, StoredSpec) else as_json(source),
+            "stored": as_json(source) if isinstance(source, StoredSpec) else "",
+            "stored_root": self._config.stored_root,
         }
         async with self._alive("prepare"):
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
@@ -231,7 +242,9 @@ class VllmEngine:
         phase = UpdatePhase(found["phase"])
         return UpdateStatus(phase, found["version"], found["error"], found["receive_s"])
 
-    async def commit_update(self, version: int) -> CommitFigures:
+    async def commit_update(
+        self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
+    ) -> CommitFigures:
         """See Engine."""
         status = await self.update_status()
         if status.phase is not UpdatePhase.STAGED or status.version != version:
@@ -241,13 +254,25 @@ class VllmEngine:
                 value=version,
                 way_out="prepare it and wait until it is staged",
             )
+        if ends(active):
+            self._taking.clear()
+        try:
+            async with self._alive("commit"):
+                settled = await settle(self._llm, self._load, active, self._config.finish_timeout_s)
+            return await self._commit(version, status, active is ActiveRequests.KEEP, settled)
+        finally:
+            self._taking.set()
+
+    async def _commit(
+        self, version: int, status: UpdateStatus, keep: bool, settled: Settled
+    ) -> CommitFigures:
         began = monotonic()
         self._meter.open_window()
-        running = self._load.started()
         self._open.clear()
         try:
             async with asyncio.timeout(self._config.apply_timeout_s):
-                await self._apply(version)
+                await self._apply(version, keep)
+                self._floors.committed(version, kept=keep)
                 applied = monotonic()
                 self._meter.apply_done()
                 await self._llm.resume_generation()
@@ -271,15 +296,19 @@ class VllmEngine:
             receive_s=status.receive_s,
             apply_s=applied - self._paused_at,
             token_gap_s=await self._meter.close_window(wait_s=_GAP_WAIT_S),
-            requests_recomputed=running,
+            requests_finished=settled.finished,
+            requests_aborted=settled.aborted,
+            requests_kept=settled.kept,
+            requests_recomputed=settled.recomputed,
+            tokens_lost=settled.tokens_lost,
         )
 
-    async def _apply(self, version: int) -> None:
+    async def _apply(self, version: int, keep: bool) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         llm = self._llm
         # Clearing preempts what runs and resets the prefix cache; it raises if it cannot.
-        await llm.pause_generation(mode="keep", clear_cache=True)
+        await llm.pause_generation(mode="keep", clear_cache=not keep)
         self._paused_at = monotonic()
         await llm.start_weight_update()
         await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
@@ -350,29 +379,3 @@ class VllmEngine:
             raise InvalidInput(
                 f"{what}: {error}", field="request", way_out="change the request"
             ) from error
-
-
-def _seed(seed: int) -> int:
-    """vLLM takes a signed 64-bit seed; the same seed always gives the same one."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
-def _chunk(piece: Any) -> Chunk:
-    ids = tuple(int(i) for i in piece.token_ids)
-    rows = zip(ids, piece.logprobs, strict=True)
-    return Chunk(ids, tuple(float(row[token].logprob) for token, row in rows))
-
-
-def _finish(output: Any, piece: Any) -> Finish:
-    stats = output.metrics
-    labels = [(s.version, s.start, s.end) for s in piece.weight_versions or ()]
-    reason = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-    started = bool(stats and stats.first_token_ts)
-    return Finish(
-        reason=reason.get(piece.finish_reason, FinishReason.ABORT),
-        spans=spans_from_labels(labels),
-        cached_tokens=int(output.num_cached_tokens or 0),
-        queue_s=max(0.0, stats.scheduled_ts - stats.queued_ts) if started else 0.0,
-        prefill_s=max(0.0, stats.first_token_ts - stats.scheduled_ts) if started else 0.0,
-        decode_s=max(0.0, stats.last_token_ts - stats.first_token_ts) if started else 0.0,
-    )

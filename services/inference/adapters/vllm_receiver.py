@@ -34,9 +34,11 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.platforms import current_platform
 
 from muster.errors import MusterError
-from muster.transfer import group as transfer
 from muster.transfer import manifest as weights
-from muster.transfer.receiving import Staging, receive
+from muster.transfer.arriving import Source, arrive
+from muster.transfer.group import GroupSpec
+from muster.transfer.receiving import Staging
+from muster.transfer.stored import StoredSpec
 from services.inference.adapters.vllm_shadow import Shadow
 
 _NICE = 3
@@ -44,10 +46,12 @@ _NICE = 3
 
 @dataclass
 class PrepareInfo(WeightTransferInitInfo):  # type: ignore[misc] # vLLM is untyped here
-    """Manifest and group as msgspec JSON."""
+    """Manifest, and group or stored folder, as msgspec JSON; the other one is empty."""
 
     manifest: str
-    group: str
+    group: str = ""
+    stored: str = ""
+    stored_root: str = ""
 
 
 @dataclass
@@ -91,38 +95,44 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     receipt: Receipt | None = None
     staging: Staging | None = None
 
-    def _staging_for(self, spec: transfer.GroupSpec) -> Staging:
+    def _staging_for(self, source: Source) -> Staging:
         if self.staging is None:
-            self.staging = Staging("cpu" if spec.backend == "gloo" else self.device)
+            direct = isinstance(source, GroupSpec) and source.backend == "nccl"
+            self.staging = Staging(self.device if direct else "cpu")
         return self.staging
 
     def init_transfer_engine(self, init_info: PrepareInfo) -> None:
         if self.receipt is not None and self.receipt.phase == "receiving":
             raise RuntimeError("an update is already arriving; abort it first")
         manifest = msgspec.json.decode(init_info.manifest, type=weights.Manifest)
-        spec = msgspec.json.decode(init_info.group, type=transfer.GroupSpec)
+        source: Source
+        if init_info.stored:
+            source = msgspec.json.decode(init_info.stored, type=StoredSpec)
+        else:
+            source = msgspec.json.decode(init_info.group, type=GroupSpec)
         self.receipt = Receipt(manifest)
         # A daemon: a receiver that hangs in its transport must not hold up the worker's exit.
         threading.Thread(
             target=self._receive,
-            args=(self.receipt, spec),
+            args=(self.receipt, source, init_info.stored_root),
             name=f"receive-{manifest.version}",
             daemon=True,
         ).start()
 
-    def _receive(self, receipt: Receipt, spec: transfer.GroupSpec) -> None:
+    def _receive(self, receipt: Receipt, source: Source, stored_root: str) -> None:
         try:
             # Decoding has the first claim on the cores: this thread, and those it starts, yield.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             began = time.monotonic()
-            stream = receive(receipt.manifest, spec, self._staging_for(spec))
+            staging = self._staging_for(source)
+            stream = arrive(receipt.manifest, source, staging, stored_root)
             receipt.receive_s = time.monotonic() - began
             tensors = weights.unpack(stream, receipt.manifest)
             if current_platform.is_cpu():
                 with set_current_vllm_config(self.vllm_config):
                     receipt.shadow = Shadow(self.model, tensors)
                 del tensors
-                self._staging_for(spec).give_back(stream)  # the shadow has copies
+                staging.give_back(stream)  # the shadow has copies
             else:
                 receipt.tensors, receipt.stream = tensors, stream
             receipt.stage_s = time.monotonic() - began - receipt.receive_s

@@ -20,6 +20,7 @@ class LiveRequest:
     def __init__(self) -> None:
         self.started = False
         self.aborted = False
+        self.tokens = 0  # that left
 
 
 class LoadMeter:
@@ -30,15 +31,39 @@ class LoadMeter:
         self.steps = 0
         self._usage = 0.0
         self._live: dict[str, LiveRequest] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     @contextmanager
     def request(self, request_id: str) -> Iterator[LiveRequest]:
         """Counted while the block runs."""
         live = self._live[request_id] = LiveRequest()
+        self._empty.clear()
         try:
             yield live
         finally:
-            self._live.pop(request_id, None)
+            self.over(request_id)
+
+    def over(self, request_id: str) -> None:
+        """It has ended, whatever its caller still does with the end."""
+        self._live.pop(request_id, None)
+        if not self._live:
+            self._empty.set()
+
+    def abort_all(self) -> int:
+        """All in hand are to end; the tokens that they have sampled so far."""
+        for live in self._live.values():
+            live.aborted = True
+        return sum(live.tokens for live in self._live.values())
+
+    async def emptied(self, wait_s: float) -> bool:
+        """Waits until none is in hand, at most so many seconds; whether that came true."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def find(self, request_id: str) -> LiveRequest | None:
         """That request, if it is in hand."""

@@ -110,5 +110,8 @@ def _report(item: ReplicaPublication) -> ReplicaReport:
         apply_s=item.apply_s,
         requests_recomputed=item.requests_recomputed,
         tokens_lost=item.tokens_lost,
+        requests_finished=item.requests_finished,
+        requests_aborted=item.requests_aborted,
+        requests_kept=item.requests_kept,
         error=item.error,
     )

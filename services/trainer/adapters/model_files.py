@@ -28,6 +28,7 @@ SIDE_FILES = (
 )
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer"
+_FUSED = ("experts.gate_up_proj", "experts.down_proj")
 SHARD_BYTES = 256 << 20
 """Optimizer state is written in pieces of about this size, so that a stop is heard in between."""
 
@@ -46,6 +47,41 @@ def load_model(folder: Path, dtype: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
     )
+
+
+def recompute_layers(model: Any) -> None:
+    """Keep only each layer's input for the backward pass, which computes the layer again.
+
+    The layers alone are told that they train: dropout and router noise stay off, so the second
+    pass equals the first. Raises ConfigError for a model whose layers cannot do it.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            "the layers of this model cannot be computed again in the backward pass",
+            field="trainer.activation_checkpointing",
+            value=True,
+            way_out="switch it off, and lower trainer.micro_batch_tokens if memory is short",
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+
+
+def by_checkpoint_name(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Parameters under the names that a model folder has for them, and engines know.
+
+    They differ where transformers holds the experts of a layer as one tensor; these come as views
+    or copies of single experts.
+    """
+    if not any(name.endswith(_FUSED) for name in tensors):
+        return tensors
+    from transformers.core_model_loading import revert_weight_conversion
+
+    apart = revert_weight_conversion(model, tensors)
+    return {name: apart[name].contiguous() for name in sorted(apart)}
 
 
 def side_names(folder: Path) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ pass is spent on it alone; later epochs are measured against them.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,11 @@ from muster.errors import Refused
 from muster.types import Value
 from services.trainer.adapters import model_files
 from services.trainer.adapters.torch_forward import Scorer
+from services.trainer.adapters.torch_head import HeadSettings
+from services.trainer.alarms import check_on_policy
 from services.trainer.config import TrainerConfig
-from services.trainer.divergence import mismatch, step_kl
-from services.trainer.figures import Mismatch, StepFigures
+from services.trainer.figures import StepFigures
+from services.trainer.ledger import StepLedger
 from services.trainer.loss import LossSettings, policy_loss
 from services.trainer.packing import MicroBatch, pack
 from services.trainer.plan import StepPlan
@@ -46,46 +46,14 @@ class TorchSettings(Value, frozen=True):
     loss: LossSettings = LossSettings()
     micro_batch_tokens: int = 512
     logit_rows: int = 256
+    vocabulary_chunk: int = 16384
+    head_dtype: str = "float32"
     step_kl_tokens: int = 512
     threads: int = 2
     compute: str = "bfloat16"
-
-
-class _Ledger:
-    """One float32 entry per sampled token of the plan, in order; NaN where nothing was measured."""
-
-    def __init__(self, plan: StepPlan):
-        sizes = [len(sequence.sampled) for sequence in plan.sequences]
-        self._starts = [0, *itertools.accumulate(sizes)]
-        self.behaviour = torch.tensor([v for s in plan.sequences for v in s.logprobs])
-        self.proximal = torch.full((self._starts[-1],), torch.nan)
-        self.after = torch.full((self._starts[-1],), torch.nan)
-        counts = torch.tensor(sizes, dtype=torch.long)
-        self.advantages = torch.tensor(plan.advantages).repeat_interleave(counts)
-        heat = torch.tensor([sequence.temperature for sequence in plan.sequences])
-        self.temperatures = heat.repeat_interleave(counts)
-        contrast = torch.zeros(len(sizes), dtype=torch.bool)
-        contrast[list(plan.with_contrast)] = True
-        self.trained = contrast.repeat_interleave(counts)
-        self.clean = torch.tensor([v for s in plan.sequences for v in s.clean], dtype=torch.bool)
-
-    def places(self, row: MicroBatch) -> Tensor:
-        """Index of each pick's token."""
-        return torch.tensor([self._starts[p.sequence] + p.offset for p in row.picks])
-
-    def mismatch(self, sequences: Iterable[int], tis_cap: float) -> Mismatch:
-        """Engine against trainer over the clean tokens of these sequences."""
-        chosen = torch.zeros_like(self.clean)
-        for index in sequences:
-            chosen[self._starts[index] : self._starts[index + 1]] = True
-        chosen &= self.clean
-        return mismatch(self.behaviour[chosen], self.proximal[chosen], tis_cap=tis_cap)
-
-    def step_kl(self, tis_cap: float) -> float:
-        """Drift of the step over the tokens measured after it."""
-        done = ~self.after.isnan()
-        before, after = self.proximal[done], self.after[done]
-        return step_kl(before, after, self.behaviour[done], tis_cap=tis_cap)
+    activation_checkpointing: bool = False
+    frozen: bool = False
+    on_policy_max: float = 0.0
 
 
 class TorchPolicy:
@@ -94,7 +62,9 @@ class TorchPolicy:
     def __init__(self, model: Any, side_files: dict[str, bytes], settings: TorchSettings):
         self._model, self._side_files, self._set = model.eval(), side_files, settings
         self._whole = True  # False from the first update of a step until its end
-        self._scorer = Scorer(model, settings.logit_rows)
+        self._compared = settings.on_policy_max == 0  # with the engine, once or never
+        head = HeadSettings(settings.head_dtype, settings.logit_rows, settings.vocabulary_chunk)
+        self._scorer = Scorer(model, head)
         self._params: dict[str, Any] = dict(model.named_parameters())  # tied weights once
         self._masters = {
             name: torch.nn.Parameter(p.detach().to(torch.float32, copy=True))
@@ -116,6 +86,8 @@ class TorchPolicy:
         torch.set_num_threads(settings.threads)
         model = model_files.load_model(folder, getattr(torch, settings.compute))
         policy = cls(model, model_files.read_side_files(folder), settings)
+        if settings.activation_checkpointing:  # after eval(), which would undo it
+            model_files.recompute_layers(model)
         state = model_files.read_optimizer(folder)
         if state is not None:
             policy._restore(state)
@@ -124,7 +96,7 @@ class TorchPolicy:
     def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
         """See Policy.train. Raises Stopped, or Refused when the gradient is not finite."""
         self._check_whole()
-        ledger, cap = _Ledger(plan), self._set.loss.tis_cap
+        ledger = StepLedger(plan, self._set.loss)
         aside = self._pack(plan, plan.without_contrast)
         with torch.no_grad():
             for row in aside:
@@ -136,6 +108,8 @@ class TorchPolicy:
         for epoch in range(self._set.epochs if rows else 0):
             loss, clipped = self._accumulate(rows, ledger, stop, first=epoch == 0)
             self._check(stop)
+            if not self._compared:
+                self._compared = check_on_policy(ledger.on_policy(), self._set.on_policy_max)
             norm = self._update()
         if rows:
             self._measure_step(_drawn(aside, rows, seed=plan.step), ledger, stop)
@@ -147,18 +121,20 @@ class TorchPolicy:
         return StepFigures(
             loss=loss,
             grad_norm=norm,
-            step_kl=ledger.step_kl(cap),
+            step_kl=ledger.step_kl(),
             step_kl_tokens=int(measured.sum()),
             step_kl_tokens_aside=int((measured & ~ledger.trained).sum()),
             clipped_share=clipped,
-            mismatch=ledger.mismatch(range(len(plan.sequences)), cap),
-            per_trajectory={id: ledger.mismatch(chosen, cap) for id, chosen in by_id.items()},
+            mismatch=ledger.mismatch(range(len(plan.sequences))),
+            per_trajectory={id: ledger.mismatch(chosen) for id, chosen in by_id.items()},
+            buckets=ledger.buckets(),
         )
 
     def engine_state(self) -> dict[str, Tensor]:
         """Live compute weights by checkpoint name; a tied output head is left out."""
         self._check_whole()
-        return {name: parameter.detach() for name, parameter in self._params.items()}
+        live = {name: parameter.detach() for name, parameter in self._params.items()}
+        return model_files.by_checkpoint_name(self._model, live)
 
     def write(self, folder: str, stop: Stop) -> None:
         """See Policy.write: model.safetensors, config, tokenizer, optimizer shards."""
@@ -175,7 +151,7 @@ class TorchPolicy:
         return [row.renumbered(chosen) for row in packed]
 
     def _accumulate(
-        self, rows: list[MicroBatch], ledger: _Ledger, stop: Stop, *, first: bool
+        self, rows: list[MicroBatch], ledger: StepLedger, stop: Stop, *, first: bool
     ) -> tuple[float, float]:
         """Gradient of the whole batch; the loss, and the share of tokens that the clip stopped."""
         self._drop_gradients()
@@ -201,6 +177,7 @@ class TorchPolicy:
         return loss, clipped / total
 
     def _update(self) -> float:
+        """Norm of the gradient; with frozen weights it is all that is made of it."""
         masters = list(self._masters.values())
         norm = float(torch.nn.utils.clip_grad_norm_(masters, self._set.max_grad_norm))
         if not norm < float("inf"):
@@ -211,6 +188,9 @@ class TorchPolicy:
                 value=norm,
                 way_out="lower trainer.lr and go back to an earlier checkpoint",
             )
+        if self._set.frozen:
+            self._drop_gradients()
+            return norm
         self._whole = False
         self._adam.step()
         with torch.no_grad():
@@ -219,7 +199,7 @@ class TorchPolicy:
         self._drop_gradients()
         return norm
 
-    def _measure_step(self, rows: list[MicroBatch], ledger: _Ledger, stop: Stop) -> None:
+    def _measure_step(self, rows: list[MicroBatch], ledger: StepLedger, stop: Stop) -> None:
         """Score rows, in the given order, until `step_kl_tokens` tokens have been scored.
 
         Whole rows as they were packed before the step: another packing would round otherwise, and
@@ -297,6 +277,6 @@ def _moves_to(master: Any) -> Any:
 
 def settings_of(config: TrainerConfig) -> TorchSettings:
     """The part of the configuration that the policy needs."""
-    loss = LossSettings(config.eps_low, config.eps_high, config.tis_cap)
+    loss = LossSettings(**{n: getattr(config, n) for n in LossSettings.__struct_fields__})
     names = [name for name in TorchSettings.__struct_fields__ if name != "loss"]
     return TorchSettings(loss=loss, **{name: getattr(config, name) for name in names})

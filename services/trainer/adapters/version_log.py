@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from muster.clock import wall
 from muster.streams import RunStreams, StreamEntry, reaching_redis, version_record
 from muster.v1 import events_pb2 as ev
-from services.trainer.figures import StepReport
+from services.trainer.figures import MismatchBucket, StepReport
 from services.trainer.ports import KnownVersion, ReplicaReport, Stage, VersionRecord
 
 _STAGES = {
@@ -85,6 +85,26 @@ def _report_to_pb(report: StepReport) -> ev.StepReport:
         truncated_share=found.truncated_share,
         train_s=report.train_s,
         lag_mean_versions=report.lag_mean_versions,
+        mismatch=[_bucket_to_pb(bucket) for bucket in report.figures.buckets],
+    )
+
+
+def _bucket_to_pb(bucket: MismatchBucket) -> ev.MismatchBucket:
+    found = bucket.found
+    return ev.MismatchBucket(
+        lag_versions=bucket.lag_versions,
+        position_from=bucket.position_from,
+        position_to=bucket.position_to,
+        tokens=found.tokens,
+        k1=found.k1,
+        k3=found.k3,
+        mean_abs=found.mean_abs,
+        max_abs=found.max_abs,
+        ratio_p01=found.ratio_p01,
+        ratio_p999=found.ratio_p999,
+        ess_token=found.ess_fraction,
+        ess_turn=found.ess_turn,
+        truncated_share=found.truncated_share,
     )
 
 
@@ -98,5 +118,8 @@ def replica_to_pb(report: ReplicaReport) -> ev.PublicationReport:
         apply_s=report.apply_s,
         requests_recomputed=report.requests_recomputed,
         tokens_lost=report.tokens_lost,
+        requests_finished=report.requests_finished,
+        requests_aborted=report.requests_aborted,
+        requests_kept=report.requests_kept,
         error=report.error,
     )

@@ -6,12 +6,12 @@ import pytest
 
 from muster.errors import InvalidInput
 from muster.types import Outcome
-from services.trainer.advantage import assign_credit
+from services.trainer.advantage import Estimator, assign_credit
 from tests.unit.trainer.stories import group, trajectory
 
 
-def advantages(*rewards: float | None) -> list[float | None]:
-    credit = assign_credit(group("g", *rewards))
+def advantages(*rewards: float | None, by: Estimator = "grpo") -> list[float | None]:
+    credit = assign_credit(group("g", *rewards), by)
     return [credit.advantages.get(("g", i)) for i in range(len(rewards))]
 
 
@@ -85,3 +85,23 @@ def test_a_failure_without_a_verdict_counts_as_zero() -> None:
 def test_a_reward_that_is_no_number_is_refused() -> None:
     with pytest.raises(InvalidInput, match="finite"):
         assign_credit(group("g", float("nan"), 1.0))
+
+
+def test_without_the_deviation_it_is_the_distance_from_the_mean() -> None:
+    assert advantages(1.0, 0.0, None, 0.0, 0.0, by="grpo_unscaled") == pytest.approx(
+        [0.75, -0.25, None, -0.25, -0.25]
+    )
+
+
+def test_leave_one_out_is_the_distance_from_the_others() -> None:
+    # 1 − (0 + 0.5)/2, 0 − (1 + 0.5)/2, 0.5 − (1 + 0)/2
+    assert advantages(1.0, 0.0, 0.5, None, by="rloo") == pytest.approx([0.75, -0.75, 0.0, None])
+
+
+@pytest.mark.parametrize("by", ["grpo", "grpo_unscaled", "rloo"])
+@pytest.mark.parametrize("rewards", [(0.1, 0.1, 0.1), (1.0, None), (1.0,)])
+def test_no_estimator_credits_what_cannot_be_compared(
+    by: Estimator, rewards: tuple[float | None, ...]
+) -> None:
+    """A singleton's raw reward must not become its advantage, nor 1e-17 over 1e-6."""
+    assert set(advantages(*rewards, by=by)) <= {0.0, None}

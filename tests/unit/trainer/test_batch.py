@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from muster.errors import InvalidInput
-from muster.types import SamplingParams, Segment, SegmentKind, VersionSpan
-from services.trainer.batch import lay_out
+from muster.types import (
+    RoutedExperts,
+    SamplingMask,
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    VersionSpan,
+)
+from services.trainer.layout import lay_out
 from tests.unit.trainer.stories import observed, prompt, sampled, trajectory
 
 
@@ -61,3 +69,51 @@ def test_a_transform_that_is_not_applied_here_is_refused(
 def test_an_incomplete_record_is_refused(segments: list[Segment], problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         lay_out(0, trajectory("g", 0, 1.0, segments))
+
+
+def masked(segment: Segment, *allowed: tuple[int, ...]) -> Segment:
+    flat = tuple(id for ids in allowed for id in ids)
+    return replace(segment, mask=SamplingMask(tuple(map(len, allowed)), flat))
+
+
+def test_tokens_know_what_they_were_chosen_from() -> None:
+    turn = masked(sampled(3, 4, 6), (3, 9), (), (6,))
+    item = trajectory("g", 0, 1.0, [prompt(1), turn], sampling=SamplingParams(top_p=0.9, top_k=4))
+    assert lay_out(0, item)[0].allowed == ((3, 9), (), (6,))
+
+
+def test_one_turn_without_its_mask_is_refused() -> None:
+    turns = [prompt(1), masked(sampled(3), (3, 9)), observed(5), sampled(6)]
+    with pytest.raises(InvalidInput, match="let the engine return sampling masks"):
+        lay_out(0, trajectory("g", 0, 1.0, turns, sampling=SamplingParams(top_p=0.9)))
+
+
+def test_a_mask_that_shuts_out_its_own_token_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="not among those"):
+        lay_out(0, trajectory("g", 0, 1.0, [prompt(1), masked(sampled(3), (4, 5))]))
+
+
+def test_turns_are_runs_of_sampled_tokens() -> None:
+    segments = [prompt(1), sampled(2, 3), sampled(4), observed(5), sampled(6), observed(7)]
+    (sequence,) = lay_out(0, trajectory("g", 0, 1.0, segments))
+    assert sequence.turns == (0, 0, 0, 1)
+
+
+def test_tokens_of_two_versions_keep_their_own() -> None:
+    """An update came in the middle of a reply, and its KV was kept."""
+    spans = (VersionSpan(3, 0, 2, 3), VersionSpan(4, 2, 3, 3))
+    reply = Segment(SegmentKind.MODEL, (7, 8, 9), (-0.5, -1.0, -2.0), spans)
+    (sequence,) = lay_out(0, trajectory("g", 0, 1.0, [prompt(1), reply]))
+    assert sequence.versions == (3, 3, 4)
+    assert sequence.clean == (True, True, False)
+    assert sequence.logprobs == (-0.5, -1.0, -2.0)
+
+
+def test_routing_of_more_than_one_shape_is_refused() -> None:
+    first = replace(prompt(1), experts=RoutedExperts(1, 1, b"\0\0"))
+    second = replace(sampled(2), experts=RoutedExperts(1, 2, b"\0\0\1\0"))
+    with pytest.raises(InvalidInput, match="more than one shape"):
+        lay_out(0, trajectory("g", 0, 1.0, [first, second]))
+    short = replace(prompt(1, 2), experts=RoutedExperts(1, 1, b"\0\0"))
+    with pytest.raises(InvalidInput, match="not of every token"):
+        lay_out(0, trajectory("g", 0, 1.0, [short, sampled(2)]))

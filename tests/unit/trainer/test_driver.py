@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,11 @@ from services.trainer import ports
 from services.trainer.adapters import worker
 from services.trainer.adapters.checkpoint import CheckpointStore
 from services.trainer.adapters.fake import FakePolicy
+from services.trainer.alarms import AlarmLimits
 from services.trainer.driver import Driver, DriverSettings
+from services.trainer.figures import Mismatch, StepFigures
+from services.trainer.plan import StepPlan
+from services.trainer.policy import Stop
 from services.trainer.ports import KnownVersion
 from services.trainer.schedule import Phase
 from tests.unit.trainer.fakes import FakeBank, FakeFleet, FakeVersionLog
@@ -297,3 +302,47 @@ async def test_a_stop_whose_cancellation_is_lost_in_a_write_still_ends(tmp_path:
         tasks.create_task(driver.run(stopping))
         await log.begun.wait()
         stopping.set()
+
+
+class _Drifts(FakePolicy):
+    """Engine and trainer lie far apart in its second step alone."""
+
+    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+        figures = super().train(plan, stop)
+        k3 = 0.5 if plan.step == 2 else 0.001
+        return replace(figures, mismatch=Mismatch(tokens=9, k3=k3, truncated_share=k3))
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        (AlarmLimits(k3=0.02, truncated=0.0), ["step 2: mismatch k3 0.5 per token is above 0.02"]),
+        (AlarmLimits(k3=0.0, truncated=0.05), ["step 2: the correction cuts 50.0% of tokens"]),
+        (AlarmLimits(k3=0.0, truncated=0.0), []),
+    ],
+)
+async def test_a_step_beyond_a_limit_is_told_with_its_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, limits: AlarmLimits, told: list[str]
+) -> None:
+    stage = Stage(tmp_path, steps=3)
+    stage.load = lambda folder: _Drifts()
+    stage.settings = replace(stage.settings, alarms=limits)
+    await stage.run()
+    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert [line[: len(start)] for line, start in zip(warned, told, strict=True)] == told
+    assert stage.bank.acknowledged == [0, 1, 2, 3]  # an alarm stops nothing
+
+
+async def test_advantages_are_those_of_the_chosen_estimator(tmp_path: Path) -> None:
+    plans: list[StepPlan] = []
+
+    class Keeps(FakePolicy):
+        def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+            plans.append(plan)
+            return super().train(plan, stop)
+
+    stage = Stage(tmp_path, steps=1)
+    stage.load = lambda folder: Keeps()
+    stage.settings = replace(stage.settings, advantage="rloo")
+    await stage.run()
+    assert plans[0].advantages == (1.0, -1.0)  # rewards 1 and 0

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from services.trainer.loss import LossParts, LossSettings, policy_loss
+from services.trainer.loss import LossParts, LossSettings, importance, policy_loss
 
 SETTINGS = LossSettings(eps_low=0.2, eps_high=0.2, tis_cap=2.0)
 
@@ -17,7 +17,11 @@ def t(*values: float) -> torch.Tensor:
 
 
 def loss_of(
-    current: torch.Tensor, proximal: torch.Tensor, behaviour: torch.Tensor, *advantages: float
+    current: torch.Tensor,
+    proximal: torch.Tensor,
+    behaviour: torch.Tensor,
+    *advantages: float,
+    settings: LossSettings = SETTINGS,
 ) -> LossParts:
     return policy_loss(
         current,
@@ -25,7 +29,7 @@ def loss_of(
         behaviour,
         t(*advantages),
         tokens_total=len(advantages),
-        settings=SETTINGS,
+        settings=settings,
     )
 
 
@@ -85,3 +89,87 @@ def test_micro_batches_add_up() -> None:
         for cut in (slice(0, 1), slice(1, 3))
     ]
     assert float(sum(parts)) == pytest.approx(float(whole))
+
+
+MASKED = LossSettings(correction="mis", mis_low=0.5, mis_high=2.0)
+
+
+def test_masked_tokens_weigh_nothing_and_the_others_their_ratio() -> None:
+    # ρ = 0.4 masked | 0.5 kept | 1.5 kept | 2 kept | 2.1 masked
+    ratio = t(0.4, 0.5, 1.5, 2.0, 2.1)
+    assert importance(ratio, MASKED).tolist() == [0.0, 0.5, 1.5, 2.0, 0.0]
+
+
+def test_masked_importance_sampling_by_hand() -> None:
+    # ρ = 0.25 masked | 1.5 | 3 masked; r = 1.1 everywhere
+    proximal = t(-1.0, -1.0, -1.0)
+    parts = loss_of(
+        proximal + math.log(1.1),
+        proximal,
+        proximal - t(0.25, 1.5, 3.0).log(),
+        *(1.0, 2.0, 1.0),
+        settings=MASKED,
+    )
+    assert float(parts.total) == pytest.approx(-(1.5 * 1.1 * 2.0) / 3, abs=1e-12)
+    assert (parts.clipped, parts.truncated) == (0, 2)
+
+
+def test_without_correction_the_engine_is_ignored() -> None:
+    proximal = t(-1.0, -1.0)
+    parts = loss_of(
+        proximal, proximal, t(-3.0, -0.5), 1.0, 1.0, settings=LossSettings(correction="none")
+    )
+    assert (float(parts.total), parts.truncated) == (-1.0, 0)
+
+
+@pytest.mark.parametrize("correction", ["tis", "mis", "none"])
+def test_bypass_counts_the_engine_part_once(correction: str) -> None:
+    """π_θ/μ = 1.1 stays inside the clip: the objective is 1.1 A, and not 1.1 ρ A."""
+    behaviour = t(-1.0)
+    settings = LossSettings(correction=correction, bypass=True)  # type: ignore[arg-type]
+    parts = loss_of(behaviour + math.log(1.1), t(-0.5), behaviour, 1.0, settings=settings)
+    assert float(parts.total) == pytest.approx(-1.1, abs=1e-12)
+
+
+def test_bypass_clips_the_way_from_the_engine() -> None:
+    current = t(-1.0 + math.log(1.5)).requires_grad_()
+    settings = LossSettings(correction="none", bypass=True)
+    parts = loss_of(current, current.detach(), t(-1.0), 1.0, settings=settings)
+    parts.total.backward()
+    assert current.grad is not None
+    assert float(parts.total.detach()) == pytest.approx(-1.2)
+    assert current.grad.item() == 0.0
+
+
+def test_tokens_of_two_versions_are_each_measured_against_their_own() -> None:
+    """Sampled at 0.25 by an older version and at 0.5 by the current one; now 0.5 both."""
+    proximal = t(math.log(0.5), math.log(0.5))
+    parts = loss_of(proximal, proximal, t(math.log(0.25), math.log(0.5)), 1.0, 1.0)
+    assert float(parts.total) == pytest.approx(-(2.0 + 1.0) / 2, abs=1e-12)
+
+
+@pytest.mark.parametrize("correction", ["tis", "mis", "none"])
+@pytest.mark.parametrize("bypass", [False, True])
+def test_float32_agrees_with_a_loop_in_float64(correction: str, bypass: bool) -> None:
+    chance = torch.Generator().manual_seed(5)
+    current, proximal, behaviour, gains = torch.randn(4, 256, generator=chance).unbind()
+    current, proximal, behaviour = (-v.abs() for v in (current, proximal, behaviour))
+    settings = LossSettings(
+        eps_low=0.2,
+        eps_high=0.28,
+        correction=correction,  # type: ignore[arg-type]
+        bypass=bypass,
+    )
+    wanted = 0.0
+    columns = zip(*(v.tolist() for v in (current, proximal, behaviour, gains)), strict=True)
+    for now, before, engine, gain in columns:
+        anchor = engine if bypass else before
+        rho = math.exp(anchor - engine)
+        weight = {"tis": min(rho, 2.0), "mis": rho if 0.5 <= rho <= 5.0 else 0.0, "none": 1.0}
+        ratio = math.exp(now - anchor)
+        clipped = min(max(ratio, 0.8), 1.28)
+        wanted -= weight[correction] * min(ratio * gain, clipped * gain) / 256
+    found = policy_loss(
+        current, proximal, behaviour, gains, tokens_total=256, settings=settings
+    ).total
+    assert float(found) == pytest.approx(wanted, rel=1e-4)

@@ -118,3 +118,8 @@ def test_hanging_up_on_one_meeting_leaves_other_connections_alone() -> None:
                 accepted.sendall(b"x")
                 assert spared.recv(1) == b"x"
             assert doomed.recv(1) == b""
+
+
+def test_who_is_ahead_of_the_rate_waits_and_who_is_behind_does_not() -> None:
+    assert group.ahead_s(3000, 1.0, 1000.0) == 2.0
+    assert group.ahead_s(3000, 5.0, 1000.0) == 0.0

@@ -1,0 +1,159 @@
+"""A version in a folder: sharded safetensors and their manifest, for engines that share a disk.
+
+Owns: writing, reading and collecting such folders. Promise: a folder with a version's name is whole
+and durable (written under another name, synced, renamed); what is read has every digest of the
+manifest; nothing is a pickle; old ones are deleted only by `collect`. Does not cover: who is told
+of a folder (publisher.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from muster.errors import InvalidInput, Unavailable
+from muster.transfer import manifest as weights
+from muster.transfer.receiving import Staging
+from muster.transfer.snapshot import Snapshot
+from muster.types import Value
+
+MANIFEST = "manifest.json"
+SHARD_BYTES = 1 << 30
+_NAME = re.compile(r"version-(\d{6,})-[0-9a-f]{12}")
+_WRITING = ".writing-"
+
+
+class StoredSpec(Value, frozen=True):
+    """Where a version lies, as the replica sees it, and how long reading it may take (seconds)."""
+
+    folder: str
+    timeout_s: float
+
+
+def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> Path:
+    """The version's folder below `root`; found there already, it is as it is.
+
+    Raises Unavailable when it cannot be written; nothing of it is left then.
+    """
+    manifest = snapshot.manifest
+    final = root / f"version-{manifest.version:06d}-{manifest.digest[:12]}"
+    if final.is_dir():
+        return final
+    writing = root / f"{_WRITING}{final.name}-{os.getpid()}"
+    try:
+        writing.mkdir(parents=True)
+        for number, names in enumerate(_shards(manifest, shard_bytes)):
+            tensors = snapshot.tensors()
+            _write(writing / f"{number:05d}.safetensors", {name: tensors[name] for name in names})
+        (writing / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        _sync(writing / MANIFEST)
+        _sync(writing)
+        writing.rename(final)
+        _sync(root)
+    except OSError as error:
+        shutil.rmtree(writing, ignore_errors=True)
+        if final.is_dir():  # another one was faster
+            return final
+        raise Unavailable(
+            f"the version cannot be stored: {error}",
+            field="transfer.folder",
+            value=root,
+            way_out="make room there, or publish directly",
+        ) from error
+    return final
+
+
+def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Staging) -> Any:
+    """The version's stream, verified, in memory of `staging`; whoever gets it gives it back.
+
+    Raises InvalidInput for a folder outside `root`, Unavailable for one that is not that version.
+    """
+    folder = Path(spec.folder).resolve()
+    if not folder.is_relative_to(root.resolve()):
+        raise InvalidInput(
+            "versions are read below one folder only",
+            field="stored.folder",
+            value=spec.folder,
+            way_out=f"store them below inference.stored_root = {root}",
+        )
+    try:
+        known = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=weights.Manifest)
+    except (OSError, msgspec.DecodeError) as error:
+        raise _broken(folder, f"there is no manifest ({error})") from error
+    if known != manifest:
+        raise _broken(folder, f"it holds version {known.version}, {known.digest[:12]}")
+    slots, total = weights.layout(manifest.tensors)
+    stream = staging.take(total)
+    place = {s.name: (s, slot) for s, slot in zip(manifest.tensors, slots, strict=True)}
+    wrong = ""
+    try:
+        for name, tensor in _read(folder):
+            entry, slot = place.pop(name)
+            piece = stream[slot.start : slot.end]
+            piece.copy_(weights.raw(tensor))
+            wrong = wrong or weights.wrong_bytes(piece.cpu(), entry)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    if wrong or place:
+        staging.give_back(stream)
+        raise _broken(folder, wrong or f"{min(place)} is missing")
+    return stream
+
+
+def collect(root: Path, *, keep: int) -> list[Path]:
+    """Delete all but the newest `keep` versions, and what was left half written; which."""
+    found = sorted(p for p in root.glob("version-*") if _NAME.fullmatch(p.name))
+    gone = [*(found[:-keep] if keep else found), *root.glob(f"{_WRITING}*")]
+    for folder in gone:
+        shutil.rmtree(folder, ignore_errors=True)
+    return gone
+
+
+def _shards(manifest: weights.Manifest, shard_bytes: int) -> list[list[str]]:
+    shards: list[list[str]] = [[]]
+    size = 0
+    for spec in manifest.tensors:
+        if shards[-1] and size + spec.nbytes > shard_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(spec.name)
+        size += spec.nbytes
+    return shards
+
+
+def _write(path: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.clone() for name, tensor in tensors.items()}, str(path))
+    _sync(path)
+
+
+def _read(folder: Path) -> Any:
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), framework="pt") as shard:
+            for name in shard.keys():  # not a mapping
+                yield name, shard.get_tensor(name)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _broken(folder: Path, why: str) -> Unavailable:
+    return Unavailable(
+        f"the stored version cannot be used: {why}",
+        field="stored.folder",
+        value=folder,
+        way_out="publish that version again",
+    )

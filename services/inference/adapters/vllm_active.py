@@ -1,0 +1,51 @@
+"""What is done with running requests before weights are put in place.
+
+Owns: ending them, or waiting for their end. Promise: bounded; a request that does not end in time
+is computed again, never lost. Does not cover: the pause and the apply (vllm.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from muster.transfer.active import ActiveRequests
+from muster.types import Value
+from services.inference.adapters.vllm_stats import LoadMeter
+
+_ABORT_S = 5.0  # for requests to end that were aborted
+
+
+class Settled(Value, frozen=True):
+    """How many requests went which way. tokens_lost: sampled ones of aborted requests."""
+
+    finished: int = 0
+    aborted: int = 0
+    kept: int = 0
+    recomputed: int = 0
+    tokens_lost: int = 0
+
+
+async def settle(llm: Any, load: LoadMeter, active: ActiveRequests, finish_s: float) -> Settled:
+    """Right before the pause. No new request may come meanwhile where they are to end."""
+    before, lost = load.started(), 0
+    match active:
+        case ActiveRequests.FINISH:
+            await load.emptied(finish_s)
+        case ActiveRequests.ABORT:
+            lost = load.abort_all()
+            await llm.abort(load.names())
+            await load.emptied(_ABORT_S)
+        case ActiveRequests.KEEP:
+            return Settled(kept=before)
+        case ActiveRequests.RECOMPUTE:
+            return Settled(recomputed=before)
+    left = load.started()
+    ended = before - left
+    if active is ActiveRequests.ABORT:
+        return Settled(aborted=ended, recomputed=left, tokens_lost=lost)
+    return Settled(finished=ended, recomputed=left)
+
+
+def ends(active: ActiveRequests) -> bool:
+    """True when requests are to end before the apply: new ones wait."""
+    return active in (ActiveRequests.FINISH, ActiveRequests.ABORT)

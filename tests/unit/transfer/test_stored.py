@@ -1,0 +1,104 @@
+"""Versions in folders: whole or not there, checked when they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster.errors import InvalidInput, Unavailable
+from muster.transfer import stored
+from muster.transfer.receiving import Staging
+from muster.transfer.snapshot import Snapshot
+from muster.transfer.stored import StoredSpec
+
+STATE = {
+    "embed": torch.arange(3000, dtype=torch.bfloat16).reshape(30, 100),
+    "norm": torch.ones(7, dtype=torch.float16),
+    "head": torch.full((40, 11), 0.25),
+}
+
+
+def version(number: int) -> Snapshot:
+    changed = {name: tensor + number for name, tensor in STATE.items()}
+    return Snapshot.take(changed, version=number, parent=number - 1)
+
+
+def spec(folder: Path) -> StoredSpec:
+    return StoredSpec(str(folder), 10.0)
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 7000, 1 << 30])
+def test_what_is_read_is_what_was_stored(tmp_path: Path, shard_bytes: int) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path, shard_bytes=shard_bytes)
+    found = stored.load(made.manifest, spec(folder), tmp_path, Staging())
+    again = Snapshot(made.manifest, found).tensors()
+    assert all(torch.equal(again[name], tensor) for name, tensor in made.tensors().items())
+
+
+def test_storing_again_leaves_it_as_it_is(tmp_path: Path) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    before = (folder / stored.MANIFEST).stat().st_mtime_ns
+    assert stored.save(made, tmp_path) == folder
+    assert (folder / stored.MANIFEST).stat().st_mtime_ns == before
+
+
+def test_nothing_half_written_is_ever_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tensors: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stored, "_write", full)
+    with pytest.raises(Unavailable, match="No space left"):
+        stored.save(version(3), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    shard = folder / "00000.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(Unavailable, match="do not have the digest"):
+        stored.load(made.manifest, spec(folder), tmp_path, Staging())
+
+
+def test_a_shard_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path, shard_bytes=1)
+    (folder / "00001.safetensors").unlink()
+    with pytest.raises(Unavailable, match="norm is missing"):
+        stored.load(made.manifest, spec(folder), tmp_path, Staging())
+
+
+def test_another_version_is_not_taken_for_it(tmp_path: Path) -> None:
+    folder = stored.save(version(3), tmp_path)
+    with pytest.raises(Unavailable, match="holds version 3"):
+        stored.load(version(4).manifest, spec(folder), tmp_path, Staging())
+
+
+def test_no_folder_outside_the_root_is_read(tmp_path: Path) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path / "elsewhere")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(folder)
+    for named in (folder, tmp_path / "root" / ".." / "elsewhere", tmp_path / "root" / "link"):
+        with pytest.raises(InvalidInput) as refused:
+            stored.load(made.manifest, spec(named), tmp_path / "root", Staging())
+        assert refused.value.field == "stored.folder"
+
+
+def test_old_versions_are_collected(tmp_path: Path) -> None:
+    folders = [stored.save(version(number), tmp_path) for number in (1, 2, 10)]
+    (tmp_path / ".writing-version-000011-abc").mkdir()
+    (tmp_path / "notes").mkdir()
+    stored.collect(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["notes", folders[1].name, folders[2].name]
+    )
