@@ -34,19 +34,16 @@ REPLICAS = 2
 TOOL_SHARE = 0.6
 DONE = "DONE"
 INSTRUCTION = TB_LIKE.group_tokens // LESS  # tokens of a group's own
-CALIBRATION_OPENINGS = (60, 2_000, 250, 3_000, 500, 1_000)
-"""Tokens of the groups' instructions in a calibration, in turn: so that it has prefills of all
-lengths, as conversations have that lost their cache."""
 
 _BF16 = 2
 
 
 class Size(Value, frozen=True):
-    """How much is run. Trajectories: groups × group_size × batches."""
+    """How much is run. Trajectories: groups × group_size × batches. calibration_s: of replies."""
 
     groups: int
     batches: int
-    calibration_groups: int
+    calibration_s: float
     turns: Spread
     turns_max: int
     reserve_tokens: int  # about 0.6 of what an episode grows by, as simulated
@@ -70,7 +67,7 @@ class Size(Value, frozen=True):
 FULL = Size(
     groups=8,
     batches=4,
-    calibration_groups=6,
+    calibration_s=360.0,
     turns=TB_LIKE.turns,
     turns_max=100,
     reserve_tokens=1_250,
@@ -78,7 +75,7 @@ FULL = Size(
 QUICK = Size(
     groups=2,
     batches=1,
-    calibration_groups=2,
+    calibration_s=40.0,
     turns=Spread(5, 0.6),
     turns_max=12,
     reserve_tokens=250,
@@ -211,11 +208,6 @@ def with_waits(base: Regime, times: float) -> Regime:
     )
     limit = base.step_limit_s * times
     return replace(base, tool=tool, verify=verify, cold=cold, step_limit_s=limit)
-
-
-def with_groups(base: Regime, groups: int) -> Regime:
-    """The same engines and boxes for another batch."""
-    return replace(base, groups=groups)
 
 
 def with_warm(base: Regime, start_s: float) -> Regime:

@@ -13,9 +13,7 @@ from pathlib import Path
 from bench import _bank_world as bank
 from bench._real_plan import (
     BLOCK,
-    CALIBRATION_OPENINGS,
     CONTEXT,
-    INSTRUCTION,
     Book,
     Size,
     instruction,
@@ -28,6 +26,7 @@ from services.router.rules import RouterRules
 from sim.rollout.muster import AHEAD_BATCHES
 
 # Where they are not Muster's defaults. An arm is the rest of section [router], and the boxes.
+CONFIG = "real.toml"
 ARMS = {
     "muster": "lag_max = 16\nreserve_tokens = {reserve}\ninterleave_groups = {interleave}",
     "strong": 'placement = "sticky_least_loaded"\nadmission = "none"\nlag_max = 0',
@@ -93,11 +92,12 @@ timeout_sec = 120.0
 network_mode = "no-network"
 """
 _TURNS_MAX = 400
+CALIBRATION_BATCHES = 4  # more than its time has room for
 _VERIFIER = "#!/usr/bin/bash\nprintf '1\\n' > /logs/verifier/reward.txt\n"
 
 
 class Setup(Value, frozen=True):
-    """One run of one arm. model: the folder that the services load."""
+    """One run of one arm. model: the folder that the services load. for_s: it ends then; 0: not."""
 
     arm: str
     book: Book
@@ -105,7 +105,7 @@ class Setup(Value, frozen=True):
     ahead_batches: int
     size: Size
     model: str
-    openings: tuple[int, ...] = ()  # tokens of the groups' instructions, in turn
+    for_s: float = 0.0
 
     @property
     def groups(self) -> int:
@@ -119,8 +119,9 @@ def setup(arm: str, book: Book, size: Size, model: Path) -> Setup:
 
 
 def calibration(book: Book, size: Size, model: Path) -> Setup:
-    """One batch and no more, without admission, so that much runs at once."""
-    return Setup("strong", book, 1, 0, size, str(model), CALIBRATION_OPENINGS)
+    """Without admission, for a time: as much at once, and as little KV for it, as in the runs."""
+    batches = CALIBRATION_BATCHES
+    return Setup("strong", book, batches, AHEAD_BATCHES, size, str(model), size.calibration_s)
 
 
 def requests(book: Book) -> int:
@@ -153,7 +154,7 @@ def configured(asked: Setup, folder: Path) -> Path:
             reserve=asked.size.reserve_tokens, interleave=asked.size.interleave_groups
         ),
     )
-    path = folder / "real.toml"
+    path = folder / CONFIG
     path.write_text(text, "utf-8")
     return path
 
@@ -181,11 +182,9 @@ def write_tasks(folder: Path, asked: Setup) -> list[Path]:
     """A task for each group: its share of the opening, a verifier that passes everything."""
     found = []
     for number in range(asked.groups):
-        openings = asked.openings
-        text = instruction(number, openings[number % len(openings)] if openings else INSTRUCTION)
         task = folder / f"task-{number:05d}"
         (task / "tests").mkdir(parents=True)
-        (task / "instruction.md").write_text(text, "utf-8")
+        (task / "instruction.md").write_text(instruction(number), "utf-8")
         (task / "task.toml").write_text(
             _TASK_TOML.format(name=task.name, turns=_TURNS_MAX), "utf-8"
         )

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from redis.asyncio import Redis
 
@@ -93,10 +93,26 @@ async def _collected(
                     group_size=asked.book.regime.group_size,
                     sampling=SamplingParams(seed=asked.book.seed),
                 )
-                await trainer.train(asked.batches)
+                await trained(trainer, asked)
         finally:
             await end(watch)
     return begin
+
+
+class Batches(Protocol):
+    """Who takes them."""
+
+    async def train(self, batches: int) -> None: ...
+
+
+async def trained(trainer: Batches, asked: Setup) -> None:
+    """All batches, or those of its time."""
+    try:
+        async with asyncio.timeout(asked.for_s or None):
+            await trainer.train(asked.batches)
+    except TimeoutError:
+        if not asked.for_s:
+            raise
 
 
 class Trainer:

@@ -62,6 +62,7 @@ class World:
         self.folder, self.redis, self.url = folder, redis, url
         self.client, self.pids = client, pids
         self.log = folder / "router.log"
+        self.journals = folder / "state" / "journal"
 
     def cpu_s(self) -> dict[str, float]:
         """Processor seconds of each process so far."""
@@ -73,7 +74,7 @@ class World:
 
     def journal(self) -> Iterator[tuple[float, str]]:
         """(seconds of monotonic(), type) of every event that the router handled."""
-        for path in sorted((self.folder / "state" / "journal").glob("router-*.jsonl")):
+        for path in sorted(self.journals.glob("router-*.jsonl")):
             with path.open("rb") as file:
                 for line in file:
                     if found := _EVENT.search(line):
@@ -87,6 +88,41 @@ class World:
 
 
 _EVENT = re.compile(rb'^\{"now":([0-9.e+-]+),"event":\{"type":"(\w+)"')
+_OF_EPISODE = re.compile(
+    rb'^\{"now":[0-9.e+-]+,"event":\{"type":"(BoxAcquired|TurnRecorded)","episode":(\{[^}]*\})'
+)
+
+
+class FirstTurns:
+    """Which of the first episodes of a journal have had a turn. Reads on where it stopped."""
+
+    def __init__(self, folder: Path, episodes: int):
+        """folder: the router's journals. episodes: so many of those that got a box first."""
+        self._folder, self._episodes = folder, episodes
+        self._read: dict[Path, int] = {}  # bytes of whole lines
+        self._first: set[bytes] = set()
+        self._turned: set[bytes] = set()
+
+    def all(self) -> bool:
+        """True once so many got a box and each of them has a durable turn."""
+        for path in sorted(self._folder.glob("router-*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    self._read[path] = self._read.get(path, 0) + len(line)
+                    self._saw(line)
+        return len(self._first) == self._episodes and self._first <= self._turned
+
+    def _saw(self, line: bytes) -> None:
+        found = _OF_EPISODE.search(line)
+        if found is None:
+            return
+        if found[1] == b"TurnRecorded":
+            self._turned.add(found[2])
+        elif len(self._first) < self._episodes:
+            self._first.add(found[2])
 
 
 def cpu_s(pid: int) -> float:

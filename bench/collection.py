@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import _results
-from bench.collection_plan import FULL, MAIN, QUICK, Plan
+from bench.collection_plan import FULL, MAIN, QUICK, SENSITIVE, Plan
 from bench.collection_plot import drawn
 from bench.collection_report import rendered
 from bench.collection_runs import ROOT, Cache, results
@@ -36,6 +36,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         "batches": plan.batches,
         "lever_arms": list(plan.levers),
         "sensitivity": list(plan.variants),
+        "sensitivity_arms": list(SENSITIVE) if plan.variants else [],
         "lever_and_sensitivity_seeds": list(plan.few_seeds),
         "lever_and_sensitivity_batches": plan.few_batches,
     }

@@ -13,6 +13,10 @@ from sim.rollout.figures import SETTLING
 from sim.rollout.workload import ENV_BOUND, REGIMES, TB_LIKE, variants
 
 MAIN = ("plain", "strong", "async-strong", "hold-resume", "muster")
+SENSITIVE = ("async-strong", "hold-resume", "muster")
+"""Arms that are run in every variant; the two that wait for a whole batch are far behind in all."""
+SCARCE = ("env-bound 128 boxes", "without boxes")
+"""A variant in which boxes are the larger bound, and the lever that is tried there."""
 LEVERS = tuple(
     arm.name
     for arm in (
@@ -66,13 +70,17 @@ class Plan(Value, frozen=True):
             for arm in MAIN
         ]
         few = self.cuts(self.few_batches)
-        for regimes, those in ((self.regimes, self.levers), (self.variants, MAIN)):
-            found += [
-                Job(arm, regime, seed, few, False)
-                for seed in self.few_seeds
-                for regime in regimes
-                for arm in those
-            ]
+        apart = [(regime, arm) for regime, arm in self.compared if arm not in MAIN]
+        apart += [(regime, arm) for regime in self.variants for arm in SENSITIVE]
+        found += [Job(arm, regime, s, few, False) for s in self.few_seeds for regime, arm in apart]
+        return tuple(found)
+
+    @property
+    def compared(self) -> tuple[tuple[str, str], ...]:
+        """(regime, arm) of each row of the lever tables."""
+        found = [(regime, arm) for regime in self.regimes for arm in self.levers]
+        if SCARCE[0] in self.variants and SCARCE[1] in self.levers:
+            found.append(SCARCE)
         return tuple(found)
 
 

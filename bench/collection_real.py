@@ -1,14 +1,17 @@
 """Does the simulator tell what real services do? One arm against another, predicted, then run.
 
     python -m bench.collection_real [--quick] [--json PATH|-] [--batches N] [--seed N] [--keep DIR]
+                                    [--calibration-s S]
     python -m bench.collection --real ...
 
 Real: a durable server, two vLLM engines (one thread each), native boxes, the ready bank, the
 router; the workload is the simulated one, scaled (_real_plan.py), and replies follow a plan while
 their tokens are sampled (_real_router.py). In this order:
 
-1. A calibration run of other plans. Its record gives the engine's constants (`muster sim fit`) and
-   what real services add to each wait; from the constants follows the factor of all waits.
+1. A calibration run of other plans, as large as the arms, for some minutes. Its record gives the
+   engine's constants (`muster sim fit`) and what real services add to each wait; from the constants
+   follows the factor of all waits. It is simulated with what was fitted: if that takes another time
+   than it took (by more than a quarter), the benchmark ends there.
 2. Both arms are simulated with these, the rules of their routers and the plans that will be run.
    The predicted ratio is told, and written to PATH, before the next step begins.
 3. Both arms run: strong first, then muster.
@@ -39,14 +42,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from bench import _real_plan as plans
 from bench import _real_setup as services
 from bench import _real_world as world
 from bench import _results
 from bench._real_plan import Book, Size
-from bench._real_predict import Fitted, Predicted, fitted, less, predicted
+from bench._real_predict import (
+    Checked,
+    Fitted,
+    Predicted,
+    checked,
+    fitted,
+    less,
+    likely,
+    require_told,
+)
 from bench._real_setup import Setup
 from bench._real_world import Ran
 from muster.clock import monotonic
@@ -58,7 +70,7 @@ from services.router.adapters.tokenizer import HfChatCodec
 
 ARMS = ("strong", "muster")
 SEED, CALIBRATION = 301, 1_000
-TRIED_FACTOR = 0.05  # of the waits of the calibration, before the engine is known
+TRIED_FACTOR = 0.12  # of the waits of the calibration, before the engine is known
 _PLANS = 256
 
 
@@ -74,11 +86,10 @@ class Bench:
         self.regime = plans.regime(size, words, plans.kv_tokens(size.trajectories))
         self.words = words
 
-    async def calibrated(self) -> tuple[Fitted, float]:
-        """What a short run tells, and the factor of all waits."""
+    async def calibrated(self) -> tuple[Fitted, Checked, float]:
+        """What a short run tells, how well it tells that run, and the factor of all waits."""
         self.told("calibration: starting engines, boxes, bank and router")
         regime = plans.with_waits(self.regime, TRIED_FACTOR)
-        regime = plans.with_groups(regime, self.size.calibration_groups)
         book = Book(regime, self.seed + CALIBRATION, self.words)
         asked = services.calibration(book, self.size, self.model)
         ran = await world.run(asked, self.folder / "calibration", self.told)
@@ -86,7 +97,14 @@ class Bench:
         drawn = Book(self.regime, self.seed, self.words).planned()
         size = self.regime.group_size
         sample = [drawn.plan(g, s, 0) for g in range(_PLANS // size) for s in range(size)]
-        return known, plans.wait_factor(sample, known.engine)
+        return known, self._checked(ran, book, known), plans.wait_factor(sample, known.engine)
+
+    def _checked(self, ran: Ran, book: Book, known: Fitted) -> Checked:
+        """Its boxes were not set up: they started as they do."""
+        warm = replace(book, regime=plans.with_warm(book.regime, known.added.box_s))
+        rules = services.router_rules(self.folder / "calibration" / services.CONFIG)
+        batches, most = services.CALIBRATION_BATCHES, services.requests(book)
+        return checked(ran.record, rules, warm, batches, known, most)
 
     def book(self, arm: str, factor: float, known: Fitted) -> Book:
         """The plans of an arm: the same in both, but for the start of boxes."""
@@ -103,7 +121,7 @@ class Bench:
             aside = self.folder / f"rules-{arm}"
             rules = services.router_rules(services.configured(self._setup(arm, book), aside))
             most = services.requests(book)
-            found[arm] = predicted(arm, rules, book, self.size.batches, known, most)
+            found[arm] = likely(arm, rules, book, self.size.batches, known, most)
             self.told(f"predicted: {arm} {found[arm].cuts_s[-1]:.0f} s")
         return found
 
@@ -120,11 +138,15 @@ class Bench:
         return services.setup(arm, book, self.size, self.model)
 
 
-def fitted_figures(known: Fitted, factor: float) -> dict[str, float]:
-    """What was found by the calibration."""
+def fitted_figures(known: Fitted, told: Checked, factor: float) -> dict[str, float]:
+    """What was found by the calibration, and the time of that run: simulated, and recorded."""
     engine = {f"engine_{name}": value for name, value in asdict(known.engine).items()}
     extra = {f"added_{name}": value for name, value in asdict(known.added).items()}
-    return {**engine, **extra, "wait_factor": factor}
+    times = {
+        "calibration_predicted_s": told.predicted_s,
+        "calibration_measured_s": told.measured_s,
+    }
+    return {**engine, **extra, **times, "wait_factor": factor}
 
 
 def predicted_figures(found: dict[str, Predicted]) -> dict[str, float]:
@@ -134,8 +156,10 @@ def predicted_figures(found: dict[str, Predicted]) -> dict[str, float]:
         figures[f"predicted_{arm}_s"] = told.cuts_s[-1]
         figures[f"predicted_{arm}_prefilled_tokens"] = float(told.prefilled_tokens)
         figures |= split_figures(f"predicted_{arm}", told.split_s)
-    times = (found[arm].cuts_s[-1] for arm in ("muster", "strong"))
-    figures["predicted_less"] = less(*times)
+    muster, strong = found["muster"], found["strong"]
+    figures["predicted_less"] = less(muster.cuts_s[-1], strong.cuts_s[-1])
+    figures["predicted_less_least"] = less(muster.range_s[1], strong.range_s[0])
+    figures["predicted_less_most"] = less(muster.range_s[0], strong.range_s[1])
     return figures
 
 
@@ -202,10 +226,11 @@ def result(quick: bool, bench: Bench, figures: dict[str, float], machine: Any) -
 
 async def compare(bench: Bench, noted: Callable[[dict[str, float]], None]) -> None:
     """All three steps; `noted` gets the figures of each as soon as they are there."""
-    known, factor = await bench.calibrated()
+    known, told, factor = await bench.calibrated()
     for note in known.notes:
         bench.told(f"note: {note}")
-    noted(fitted_figures(known, factor))
+    noted(fitted_figures(known, told, factor))
+    require_told(told)
     noted(predicted_figures(bench.predicted(factor, known)))
     noted(measured_figures(await bench.measured(factor, known)))
 
@@ -214,10 +239,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when a service ended before its time."""
     parser = _results.parser(__doc__ or "")
     parser.add_argument("--batches", type=int, help="of each arm; default: 4, with --quick 1")
+    parser.add_argument("--calibration-s", type=float, help="default: 360, with --quick 40")
     parser.add_argument("--seed", type=int, default=SEED, help="of the plans")
     parser.add_argument("--keep", type=Path, help="a new folder for configurations, logs, records")
     asked = parser.parse_args(arguments)
     size = (plans.QUICK if asked.quick else plans.FULL).with_batches(asked.batches)
+    if asked.calibration_s:
+        size = replace(size, calibration_s=asked.calibration_s)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     began, machine, figures = monotonic(), _results.machine(), dict[str, float]()

@@ -11,7 +11,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from bench.collection_plan import MAIN, SHORT, Job, Plan
+from bench._confidence import t95
+from bench.collection_plan import MAIN, SENSITIVE, SHORT, Job, Plan
 from bench.collection_runs import Results
 from muster.types import Value
 from sim.rollout import arms
@@ -20,12 +21,6 @@ from sim.rollout.run import Result
 _FROM_NOTHING = frozenset(
     arm.name for arm in (arms.MACHINE_PLAIN, *arms.ALONE, arms.ADMISSION_AND_PRIORITY)
 )
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Two-sided 95 % points of Student's t for 1 … 30 degrees of freedom."""
 
 
 class Ratio(Value, frozen=True):
@@ -47,9 +42,7 @@ def paired(mine: Sequence[float], theirs: Sequence[float]) -> Ratio:
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return Ratio(math.exp(mean), math.nan, math.nan)
-    degrees = len(logs) - 1
-    t = _T95[degrees - 1] if degrees <= len(_T95) else 1.96
-    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = t95(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
@@ -77,14 +70,36 @@ class Study:
 
     def few_medians(self, arm: str, regime: str) -> list[float]:
         """The same over the first `few_batches` steady batches of the few seeds."""
-        if arm in MAIN and regime in self.plan.regimes:
-            few = self.plan.few_batches
-            known = dict(zip(self.plan.seeds, self.main(arm, regime), strict=True))
-            return [
-                statistics.median(known[seed].figures.intervals_s[:few])
-                for seed in self.plan.few_seeds
-            ]
-        return [result.figures.interval_s for result in self.few(arm, regime)]
+        few = self.plan.few_batches
+        found = self._few_of(arm, regime)
+        return [statistics.median(result.figures.intervals_s[:few]) for result in found]
+
+    def _few_of(self, arm: str, regime: str) -> list[Result]:
+        """Of the main table where that has the arm: its runs are longer."""
+        if arm not in MAIN or regime not in self.plan.regimes:
+            return self.few(arm, regime)
+        known = dict(zip(self.plan.seeds, self.main(arm, regime), strict=True))
+        return [known[seed] for seed in self.plan.few_seeds]
+
+    def few_over_bound(self, arm: str, regime: str) -> list[float]:
+        """The time of the same batches over the bound of exactly what they trained: a seed's mix of
+        short and long groups is not in it."""
+        few = self.plan.few_batches
+        found = []
+        for result in self._few_of(arm, regime):
+            times, each = result.figures.intervals_s[:few], result.each[:few] or (result.bounds,)
+            of_engines = statistics.fmean(bound.b_s for bound in each)
+            of_boxes = statistics.fmean(bound.boxes_s for bound in each)
+            found.append(statistics.fmean(times) / max(of_engines, of_boxes))
+        return found
+
+    def few_change(self, arm: str, base: str, regime: str) -> Ratio:
+        """One arm's median interval over another's."""
+        return paired(self.few_medians(arm, regime), self.few_medians(base, regime))
+
+    def few_work(self, arm: str, base: str, regime: str) -> Ratio:
+        """The same of times over bounds: for equal work."""
+        return paired(self.few_over_bound(arm, regime), self.few_over_bound(base, regime))
 
     def against(self, arm: str, regime: str) -> Ratio:
         """Muster's interval over that arm's, in the main table."""
@@ -146,20 +161,25 @@ def lever_base(arm: str) -> str:
 def changes(study: Study) -> dict[str, float]:
     """Every row of the lever and sensitivity tables: ratios of times, flat."""
     found: dict[str, float] = {}
-    for regime in study.plan.regimes:
-        for arm in study.plan.levers:
-            change = paired(
-                study.few_medians(arm, regime), study.few_medians(lever_base(arm), regime)
-            )
-            name = f"{SHORT[regime]}_{_flat(arm)}_over_{lever_base(arm)}"
-            found[name] = change.value
-            if not math.isnan(change.low):
-                found[f"{name}_low"], found[f"{name}_high"] = change.low, change.high
+    for regime, arm in study.plan.compared:
+        base = lever_base(arm)
+        name = f"{_flat(SHORT.get(regime, regime))}_{_flat(arm)}_over_{base}"
+        found |= _ratio(name, study.few_change(arm, base, regime))
+        found |= _ratio(f"{name}_per_work", study.few_work(arm, base, regime))
     for regime in study.plan.variants:
-        for arm in MAIN:
-            name = f"{_flat(regime)}_{_flat(arm)}_interval_p50_s"
-            found[name] = statistics.median(study.few_medians(arm, regime))
+        for arm in SENSITIVE:
+            name = f"{_flat(regime)}_{_flat(arm)}"
+            found[f"{name}_interval_p50_s"] = statistics.median(study.few_medians(arm, regime))
+            if arm != "muster":
+                change = study.few_work("muster", arm, regime)
+                found |= _ratio(f"{_flat(regime)}_muster_over_{_flat(arm)}_per_work", change)
     return found
+
+
+def _ratio(name: str, ratio: Ratio) -> dict[str, float]:
+    if math.isnan(ratio.low):
+        return {name: ratio.value}
+    return {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
 
 
 def _flat(name: str) -> str:

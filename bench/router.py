@@ -5,9 +5,11 @@
 A router as it is shipped (a process, real gRPC, a real server of streams, journal and traces on)
 runs EPISODES at once against replicas and boxes of another process that think 50 ms. Contexts start
 at 32,000 tokens; every turn adds a reply and an observation of the simulated workload's median
-sizes. Whatever is slower than 100 ms a turn is therefore the router, its server of streams, or the
-fakes; the processor share of each says which. A turn counts when the router knows that it is
-durable, by its own journal. The window begins when every episode has had its first turn. The lag is
+sizes. There are as many tasks as groups at once, more than a router keeps openings of, so each
+group's is encoded; its siblings share it. Whatever is slower than 100 ms a turn is therefore the
+router, its server of streams, or the fakes; the processor share of each says which. A turn counts
+when the router knows that it is durable, by its own journal. The window begins when each of the
+first EPISODES that got a box has had a turn. The lag is
 what the router itself measures (muster/lag.py): the worst p99 of the windows of TELL_S.
 Does not cover: engines and boxes that do something, the bank and the trainer (bench.router_soak).
 """
@@ -24,7 +26,7 @@ from bench import _results
 from bench import _router_world as world
 from muster.clock import monotonic
 
-EPISODES, SIBLINGS, TURNS, PROMPT_TOKENS, TASKS = 2048, 8, 12, 32_000, 16
+EPISODES, SIBLINGS, TURNS, PROMPT_TOKENS, TASKS = 2048, 8, 12, 32_000, 256
 FILLED_S, TELL_S = 600.0, 2.0
 _CONFIG = """
 groups_per_batch = 4096
@@ -48,14 +50,14 @@ def window_rate(turns: list[float], begin: float, end: float) -> float:
 
 
 async def _filled(running: world.World, job: str, episodes: int) -> float:
-    """Returns once every episode has had its first turn: the seconds that took."""
-    began = monotonic()
+    """Returns once all have begun and each had its first turn: the seconds that took."""
+    began, first = monotonic(), world.FirstTurns(running.journals, episodes)
     while monotonic() - began < FILLED_S:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         progress = await running.client.get(job)
         if progress.episodes_running + progress.episodes_finished < episodes:
             continue
-        if await running.redis.xlen(f"m:{{{world.RUN}}}:events") >= 3 * episodes:
+        if first.all():
             return monotonic() - began
     raise SystemExit(f"not all episodes had a turn within {FILLED_S:g} s")
 
@@ -94,6 +96,8 @@ async def _all(quick: bool) -> dict[str, Any]:
         "prompt_tokens": PROMPT_TOKENS,
         "turns": TURNS,
         "siblings": SIBLINGS,
+        "tasks": TASKS,
+        "redis_appendfsync": "everysec",
         **{name: getattr(world.Fakes(), name) for name in world.Fakes.__struct_fields__},
         "quick": quick,
     }

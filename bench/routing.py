@@ -1,6 +1,6 @@
 """Routing by simulation: mean group finish of Muster's against that of six published policies.
 
-    python -m bench.routing [--quick] [--seeds 204-223] [--jobs N] [--json PATH|-]
+    python -m bench.routing [--quick] [--seeds 204-223] [--jobs N] [--json PATH|-] [--report]
 
 Owns: which seeds, the comparison, its confidence. Promise: paired: every policy meets the same
 groups, seed by seed; a ratio is the mean over seeds of the best other policy's mean, over ours,
@@ -12,19 +12,21 @@ comparison goes on. Does not cover: the simulation (sim/rollout/routing.py).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from bench._confidence import t95
 from bench._results import machine, parser, publish
+from bench._routing_page import PAGE, written
 from bench._routing_runs import Task, results
 from sim.rollout.routing import ALONE, CASES, NAMES, OTHERS, OURS, Figures
 
 GROUPS, GROUPS_QUICK = 32, 8
 SEEDS, SEEDS_QUICK = "204-223", "101-102"
-_T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 10: 2.262, 15: 2.145, 20: 2.093}
 
 
 def ratios(found: Sequence[Figures]) -> tuple[dict[str, float], dict[str, float]]:
@@ -40,8 +42,9 @@ def ratios(found: Sequence[Figures]) -> tuple[dict[str, float], dict[str, float]
         for name in (OURS, ALONE):
             low, mean, high = interval(by_arm[best], by_arm[name])
             told[f"{case.name}_best_other_over_{name}"] = mean
-            told[f"{case.name}_best_other_over_{name}_low"] = low
-            told[f"{case.name}_best_other_over_{name}_high"] = high
+            if not math.isnan(low):
+                told[f"{case.name}_best_other_over_{name}_low"] = low
+                told[f"{case.name}_best_other_over_{name}_high"] = high
         figures[f"{case.name}_best_other_{best}"] = means[best]
     return figures, told
 
@@ -60,16 +63,17 @@ def _figures(case: str, name: str, runs: Sequence[Figures]) -> dict[str, float]:
 
 
 def interval(others: Sequence[Figures], ours: Sequence[Figures]) -> tuple[float, float, float]:
-    """Ratio of means, with its 95 % interval from the paired residuals (delta method)."""
+    """Ratio of means, with its 95 % interval from the paired residuals (delta method); of one seed
+    there is none: nan."""
     a = [f.group_finish_s for f in others]
     b = [f.group_finish_s for f in ours]
     n, mean_a, mean_b = len(a), fmean(a), fmean(b)
     ratio = mean_a / mean_b
     if n < 2:
-        return ratio, ratio, ratio
+        return math.nan, ratio, math.nan
     residuals = [x - ratio * y for x, y in zip(a, b, strict=True)]
     deviation = (sum(r * r for r in residuals) / (n - 1)) ** 0.5 / mean_b
-    half = _T_95.get(n, 2.0 if n > 20 else 2.5) * deviation / n**0.5
+    half = t95(n - 1) * deviation / n**0.5
     return ratio - half, ratio, ratio + half
 
 
@@ -87,6 +91,7 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--seeds", help=f"default {SEEDS}, quick {SEEDS_QUICK}")
     made.add_argument("--groups", type=int, help=f"default {GROUPS}, quick {GROUPS_QUICK}")
     made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    made.add_argument("--report", action="store_true", help="write the page's table, too")
     return made.parse_args()
 
 
@@ -112,6 +117,8 @@ def main() -> None:
         "ratios": told,
     }
     publish(result, asked.json)
+    if asked.report:
+        PAGE.write_text(written(PAGE.read_text("utf-8"), result), "utf-8")
 
 
 if __name__ == "__main__":

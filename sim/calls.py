@@ -18,7 +18,7 @@ from muster.types import EpisodeKey, Segment
 from services.inference.replica import STATE_FIELD
 from services.router import events as e
 from services.router.adapters.clocks import Clocks
-from services.router.adapters.reach import Line, cut, loss_at_verdict, loss_of
+from services.router.adapters.reach import Line, cut, loss_at_verdict, loss_of, reached
 from services.router.adapters.restore import TurnUsage
 from services.router.conversation import Conversation
 from services.sandbox.ledger import StepRecord
@@ -261,13 +261,24 @@ class Calls:
         self.net.call(self.router, host, op, serve, first, _BOX_START_S)
 
     def _keyed(
-        self, op: str, host: Host, serve: Serve, hear: Tell_, seconds: float, silent_max: int = 2
+        self,
+        op: str,
+        host: Host,
+        serve: Serve,
+        hear: Tell_,
+        seconds: float,
+        silent_max: int = 2,
+        away_first: Callable[[], object] = lambda: None,
     ) -> None:
-        """A keyed call, repeated as reach.keyed has it."""
-        line = Line(_AWAY_S, silent_max)
+        """A keyed call, repeated as reach.keyed has it; `away_first`: nobody was there at first."""
+        line, tries = Line(_AWAY_S, silent_max), 0
 
         def heard(found: Any) -> None:
+            nonlocal tries
+            tries += 1
             if isinstance(found, Unavailable):
+                if tries == 1 and not reached(found):
+                    away_first()
                 if line.failed(found, self.router.world.now):
                     self.router.soon(_PAUSE_S, ask)
                 else:
@@ -286,7 +297,8 @@ class Calls:
         assert isinstance(host, Host)
         seconds = self._seconds(command)
         life = self.router.life
-        host.wanted[command.box] = command.turn, lambda: self.router.life == life
+        wants = (command.episode.id, command.turn, lambda: self.router.life == life)
+        host.wanted[command.box] = wants
 
         def heard(found: Any) -> None:
             host.wanted.pop(command.box, None)
@@ -328,6 +340,7 @@ class Calls:
             lambda respond: host.execute(*at, respond),
             heard,
             command.timeout_s + _SLACK_S,
+            away_first=lambda: host.wanted.pop(command.box, None),  # it had gone by itself
         )
 
     def _seconds(self, command: e.Exec) -> float:

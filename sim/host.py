@@ -71,8 +71,8 @@ class Host(Process):
         self._heard_of = 0  # the newest owner that spoke to this service
         self.count = 0  # boxes that exist or start
         self.on_run: Callable[[DumbBox, int], None] = lambda box, turn: None
-        # box → the turn that a router wants a step of there, and whether that router still does
-        self.wanted: dict[str, tuple[int, Callable[[], bool]]] = {}
+        # box → whose turn a router wants a step of there, and whether that router still does
+        self.wanted: dict[str, tuple[str, int, Callable[[], bool]]] = {}
 
     def boot(self) -> None:
         rules = PoolRules(boxes_max=self.model.boxes_max, idle_s=IDLE_S, adopt_s=ADOPT_S)
@@ -98,9 +98,10 @@ class Host(Process):
                 self._left[name] = held
             else:
                 self.shared.truth.box_died(held.dumb, self.name)
-                turn, still = self.wanted.pop(name, (0, lambda: False))
-                if still():  # the command may not have come so far, but nobody can tell
-                    self.shared.truth.struck(held.dumb.episode, turn, self.name)
+        for name, (episode, turn, still) in self.wanted.items():
+            # The command may not have come so far, or met no box, but nobody can tell by now.
+            if name not in self._left and still():
+                self.shared.truth.struck(episode, turn, self.name)
         self.boxes = {}
 
     def _adopt(self, name: str, former: Held) -> None:

@@ -40,7 +40,8 @@ class Injector:
 
     def look(self) -> None:
         """Apply what waits for a state that is there now; without an effect it waits on."""
-        for fault in [f for f in self.waiting if self._states.has(f.at_state)]:
+        there = {state for state in {f.at_state for f in self.waiting} if self._states.has(state)}
+        for fault in [f for f in self.waiting if f.at_state in there] if there else ():
             if self.apply(fault):
                 self.waiting.remove(fault)
 

@@ -140,7 +140,11 @@ class Led(Process, ABC):
     @property
     def _restarted(self) -> bool:
         """As muster.redis_link.ServerWatch: no call reaches another server than that."""
-        return self._server not in (None, self.shared.server.life)
+        return self._other(self._server)
+
+    def _other(self, server: int | None) -> bool:
+        """The store is another incarnation than this one; None: any will do."""
+        return server not in (None, self.shared.server.life)
 
     def news(self, after: Mapping[str, str], hear: Callable[[Any], None]) -> None:
         """Wait for entries behind these ids; `hear` gets None, or the error."""
@@ -155,12 +159,12 @@ class Led(Process, ABC):
 
     def at_store(self, op: str, effect: Callable[[], Any], hear: Callable[[Any], None]) -> None:
         """One try. What it writes is written under the epoch that this process has now."""
-        epoch = self.epoch
+        epoch, server = self.epoch, self._server  # of this incarnation, however late it arrives
 
         def serve(respond: Respond) -> None:
             self.store.writer = (self.role, epoch)
             try:
-                result = _AWAY if self._restarted else effect()
+                result = _AWAY if self._other(server) else effect()
             except MusterError as error:
                 result = error
             finally:

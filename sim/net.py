@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 from muster.errors import Unavailable
@@ -28,6 +29,7 @@ class Net:
         self.world, self._latency_s = world, latency_s
         self._armed: list[Fault] = []
         self._windows: list[tuple[float, Fault]] = []  # (until, fault)
+        self._closes = inf  # the first of them
         self._calls = 0
 
     # faults
@@ -38,7 +40,9 @@ class Net:
 
     def open_window(self, fault: Fault) -> None:
         """Every call that fits suffers it for `fault.span_s`."""
-        self._windows.append((self.world.now + fault.span_s, fault))
+        until = self.world.now + fault.span_s
+        self._windows.append((until, fault))
+        self._closes = min(self._closes, until)
         self.world.struck(fault.kind)
         self.world.note("net", f"{fault.kind} {fault.who} {fault.other} for {fault.span_s:.1f} s")
 
@@ -59,16 +63,21 @@ class Net:
 
     def cut(self, one: Process, two: Process) -> bool:
         """A partition stands between them."""
-        return any(
-            f.kind is Kind.PARTITION and f.between(one, two) and self.world.now < until
-            for until, f in self._windows
-        )
+        return any(f.kind is Kind.PARTITION and f.between(one, two) for f in self._open())
+
+    def _open(self) -> list[Fault]:
+        """What meets every fitting call now."""
+        now = self.world.now
+        if now >= self._closes:
+            self._windows = [(until, fault) for until, fault in self._windows if now < until]
+            self._closes = min((until for until, _ in self._windows), default=inf)
+        return [fault for _, fault in self._windows]
 
     def _extra(self, one: Process, two: Process) -> float:
         """Delay of one message."""
         extra = self.world.spread("latency", self._latency_s)
-        for until, f in self._windows:
-            if self.world.now < until and f.between(one, two):
+        for f in self._open():
+            if f.between(one, two):
                 if f.kind is Kind.DELAY:
                     extra += f.amount
                 elif f.kind is Kind.REORDER:

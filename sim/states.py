@@ -30,6 +30,9 @@ PUBLICATION = ("publication none", "publication sent", "publication partial")
 LEADER = ("router absent", "router recovering")
 STATES = (*EPISODE, KV, *REPLICA, *LEASE, *TRAINER, *PUBLICATION, *LEADER)
 """All that a fault can meet."""
+_PART = {state: state.partition(" ")[0] for state in STATES}
+_STANDING = {standing: f"replica {standing}" for standing in Standing}
+_PHASE = {phase: f"episode {phase}" for phase in Phase}
 
 MET_MIN = 10
 IMPOSSIBLE: Mapping[tuple[Kind, str], str] = {}
@@ -56,14 +59,14 @@ class States:
 
     def has(self, state: str) -> bool:
         """Some machine is in this state."""
-        return state in self._parts[state.partition(" ")[0]]()
+        return state in self._parts[_PART[state]]()
 
     def _episodes(self) -> Iterator[str]:
         for router in self._bench.routers:
             if router.machine is None:
                 continue
             for episode in router.machine._episodes.values():
-                yield f"episode {episode.phase}"
+                yield _PHASE[episode.phase]
                 if episode.phase is Phase.HOLD and episode.held_for_kv:
                     yield KV
 
@@ -71,7 +74,7 @@ class States:
         for router in self._bench.routers:
             if router.machine is not None:
                 for known in router.machine._fleet.health._known.values():
-                    yield f"replica {known.standing}"
+                    yield _STANDING[known.standing]
 
     def _leases(self) -> Iterator[str]:
         for bank in self._bench.banks:

@@ -94,17 +94,19 @@ class Watch:
                 for replica in [r for r in self._sent if self._serves.get(r, 0) < event.version]:
                     del self._sent[replica]
             case e.GroupRestored():
-                self._on_restored(event)
+                self._on_restored(event, now)
             case e.FateRecorded():  # so all its labels are durable
                 self._judged = {i for i in self._judged if not i.startswith(f"{event.group}.")}
 
-    def _on_restored(self, event: e.GroupRestored) -> None:
+    def _on_restored(self, event: e.GroupRestored, now: float) -> None:
         """What a former router sent may lie where that says; nobody can tell before a reply."""
         for number, told in enumerate(event.siblings):
             record = told.resume
             if record is None:
                 continue
-            left = self._left[f"{event.group}.{number}.{told.attempt}"] = {}
+            id_ = f"{event.group}.{number}.{told.attempt}"
+            self._quiet.setdefault(id_, now)  # it may be held at once, and nothing is heard of it
+            left = self._left[id_] = {}
             for turn in (*record.turns, *((record.intent,) if record.intent else ())):
                 tokens = turn.prompt_tokens + turn.sampled_tokens + _ESTIMATE_TOKENS
                 left[turn.replica] = max(left.get(turn.replica, 0), tokens)

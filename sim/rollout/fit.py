@@ -27,7 +27,7 @@ from muster.report import report
 from muster.run_index import RunIndex
 from muster.types import EpisodeState, Outcome, StateInterval, Value
 from sim.rollout.costs import EngineCosts
-from sim.rollout.fit_engine import EngineFit, Row, fit_engine
+from sim.rollout.fit_engine import CHUNK_TOKENS, EngineFit, fit_engine, seconds
 from sim.rollout.fit_model import Goodness, Model
 from sim.rollout.workload import TB_LIKE, Regime, Spread, Workload
 
@@ -45,6 +45,7 @@ class Given(Value, frozen=True):
     context_limit: int | None = None
     turns_max: int | None = None
     boxes: int | None = None
+    chunk_tokens: int = CHUNK_TOKENS  # of prefill in a step
 
 
 NOTHING = Given()
@@ -83,7 +84,7 @@ def fit(record: RunRecord, given: Given = NOTHING) -> Model:
             way_out="let it run on, or name another with --run",
         )
     notes: list[str] = []
-    engine = fit_engine(turns, EngineCosts())
+    engine = fit_engine(turns, EngineCosts(), given.chunk_tokens)
     if not engine.prefill_told:
         notes.append("too few turns tell the cost of prefill: the published constants stand")
     if not engine.step_told:
@@ -298,21 +299,19 @@ def _workload_goodness(regime: Regime, seen: _Seen) -> dict[str, Goodness]:
 
 
 def _engine_goodness(engine: EngineFit) -> dict[str, Goodness]:
-    costs = engine.costs
-    prefill = (costs.prefill_base_s, costs.prefill_linear_s, costs.prefill_square_s)
-    step = (costs.decode_base_s, costs.decode_request_s, costs.decode_context_s)
-    rows: dict[str, tuple[Sequence[Row], tuple[float, float, float]]] = {
-        "prefill_s": (engine.prefill, prefill),
-        "step_s": (engine.step, step),
+    """Prefills with what ran beside them; decodes per step."""
+    found = {
+        "prefill_s": [(f, took, 1.0) for f, took in engine.prefill],
+        "step_s": [(f, took, f[3]) for f, took in engine.step],
     }
     return {
         name: Goodness(
-            len(found),
-            _quantiles([seconds for _, seconds in found]),
-            _quantiles([sum(a * b for a, b in zip(by, f, strict=True)) for f, _ in found]),
+            len(rows),
+            _quantiles([took / steps for _, took, steps in rows]),
+            _quantiles([seconds(engine.costs, f) / steps for f, _, steps in rows]),
         )
-        for name, (found, by) in rows.items()
-        if found
+        for name, rows in found.items()
+        if rows
     }
 
 

@@ -1,57 +1,93 @@
-"""Engine constants from recorded turns: least squares, by the formulas of costs.py.
+"""Engine constants from recorded turns, all six at once, by the formulas of costs.py.
 
-Owns: what of a turn's prefill and decode time an engine spent on that turn alone, and the fit.
+Owns: what of the engine's work lies in a turn's prefill and in its decode, and the robust fit.
 Promise: pure; constants are never negative; where too few turns tell, the given ones stay. Does
 not cover: waiting (the model makes its own).
 
-A turn shares its replica, and its steps are mixed (engine.py): a step with prefill in it lasts the
-decode step and the prefill. So a decode counts where no prefill ran, with the tokens made there;
-then a prefill counts less the decode steps in it, and, where there are enough of them, only those
-prefills that had none beside them. Batch and context of a step are means over the turn's decode.
+A turn shares its replica, and steps are mixed (engine.py): one lasts its decode step and all the
+prefill in it. So how long a decode took is one equation in all constants: its own steps, with the
+batch and the context of each, and the prefills that ran within it. So is how long a prefill took:
+all prefills of its step, and the decode step. No turn is left out for having had company: under
+load none is alone, and those that were are the short ones of a quiet time.
+
+Only what the turns span is asked of them: a curvature of prefill where long ones are many, a base
+beside a slope where lengths or batches differ; else the given ratio stands. Errors are counted in
+absolute time, those of long turns less (variance as time), far ones linearly (Huber), and in the
+end the constants are scaled so that they explain the time that was spent.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from math import ceil
 from statistics import median
+
+from msgspec.structs import astuple
 
 from muster.entries import Turn
 from muster.types import EpisodeState, StateInterval, Value
 from sim.rollout.costs import EngineCosts
+from sim.rollout.least import least
 
 TURNS_MIN = 8
-_ALONE_MIN = 30  # so many prefills with none beside them are enough
-_CHUNK_TOKENS = 2048  # of prefill in a step
-_SAMPLED_MIN = 8  # a shorter reply says nothing about a step
-_OUTLIERS = 3.0  # times the median residual
+CHUNK_TOKENS = 2048  # of prefill in a step, where nothing else is known
+_LONG_MIN = 12  # so many prefills near the longest carry a curvature
+_LONG_SHARE = 0.5  # of the longest: what is near it
+_LONG_TIMES = 8.0  # the median: otherwise lengths do not span one
+_DIFFER = 1.5  # times from the lower to the upper decile: what differs
+_ROUNDS, _HUBER, _CLIP = 25, 2.0, 6.0  # the latter two in robust standard deviations
+_SETTLED = 1e-4  # a constant that moves less has settled
+_EXACT, _LEAST_S = 1e-9, 1e-6  # smaller errors are none; a row explains at least so many seconds
 
-Row = tuple[tuple[float, float, float], float]  # factors of the three constants, seconds
+Factors = tuple[float, float, float, float, float, float]
+Row = tuple[Factors, float]
+"""Factors of the constants in the order of EngineCosts, and the recorded seconds."""
 
 
 class EngineFit(Value, frozen=True):
-    """The constants, and what they were found from: rows of factors and recorded seconds."""
+    """The constants, and what they were found from. curved: prefill's square was asked for."""
 
     costs: EngineCosts
     prefill: tuple[Row, ...]
-    step: tuple[Row, ...]
+    step: tuple[Row, ...]  # decodes: the fourth factor is their steps
     prefill_told: bool
     step_told: bool
+    curved: bool = False
 
 
-class _Sums(Value, frozen=True):
-    """Integrals over a stretch of one replica's time."""
+def fit_engine(
+    turns: Sequence[Turn], given: EngineCosts, chunk_tokens: int = CHUNK_TOKENS
+) -> EngineFit:
+    """`given`: what stays where the turns do not tell; chunk_tokens: of prefill in one step."""
+    by_replica: dict[str, list[Turn]] = defaultdict(list)
+    for turn in turns:
+        by_replica[turn.replica].append(turn)
+    prefill: list[Row] = []
+    step: list[Row] = []
+    for found in by_replica.values():
+        time = _Time(found, chunk_tokens)
+        for turn in found:
+            prefill += _prefill(turn, time, chunk_tokens)
+            step += _step(turn, time)
+    lengths = sorted(_uncached(turn) / 1000 for turn in turns if _spans(turn, EpisodeState.PREFILL))
+    told = (len(prefill) >= TURNS_MIN, len(step) >= TURNS_MIN)
+    curved = told[0] and _curved(lengths)
+    known = astuple(given)
+    basis = _prefill_basis(lengths, known, curved) if told[0] else []
+    basis += _step_basis(step, known) if told[1] else []
+    fixed = tuple(0.0 if told[n >= 3] else s for n, s in enumerate(known))
+    rows = (prefill if told[0] else []) + (step if told[1] else [])
+    costs = EngineCosts(*_robust(rows, basis, fixed)) if rows else given
+    return EngineFit(costs, tuple(prefill), tuple(step), *told, curved)
 
-    share: float = 0.0  # dt / prefills, where there are any
-    steps: float = 0.0  # that had prefill in them
-    free: float = 0.0  # seconds without prefill
-    batch: float = 0.0  # decoding requests × seconds, all of the time
-    context: float = 0.0  # their contexts × seconds
-    free_batch: float = 0.0  # the same without prefill
-    free_context: float = 0.0
+
+def seconds(costs: EngineCosts, factors: Factors) -> float:
+    """What a row takes with those constants."""
+    return _dot(astuple(costs), factors)
+
+
+# -- rows ----------------------------------------------------------------------------------
 
 
 def _spans(turn: Turn, state: EpisodeState) -> list[StateInterval]:
@@ -62,163 +98,201 @@ def _uncached(turn: Turn) -> int:
     return max(1, turn.prompt_tokens - turn.cached_tokens)
 
 
+def _lasting(spans: Sequence[StateInterval]) -> float:
+    return sum(i.end_unix_s - i.start_unix_s for i in spans)
+
+
+_STEPS, _DECODES, _RATE, _CONTEXT = 3, 4, 5, 6  # of a state of the replica
+_WIDTH = 7
+
+
 class _Time:
-    """Of one replica: integrals over time, for stretches between known moments."""
+    """Of one replica: integrals over its time between moments at which anything changes.
 
-    def __init__(self, turns: Iterable[Turn]):
-        changes: list[tuple[float, int, float, int, float]] = []
+    Of the state: prefills per second (count, tokens, their squares), steps that these prefills are,
+    decodes, their contexts; and what follows from it, see `_flows`.
+    """
+
+    def __init__(self, turns: Sequence[Turn], chunk_tokens: int):
+        changes: dict[float, list[float]] = defaultdict(lambda: [0.0] * _WIDTH)
+        decoding = []
         for turn in turns:
-            context = turn.prompt_tokens + turn.sampled_tokens / 2
-            for i in _spans(turn, EpisodeState.PREFILL):
-                steps = ceil(_uncached(turn) / _CHUNK_TOKENS)
-                rate = steps / (i.end_unix_s - i.start_unix_s)
-                changes += [(i.start_unix_s, 1, rate, 0, 0.0), (i.end_unix_s, -1, -rate, 0, 0.0)]
-            for i in _spans(turn, EpisodeState.DECODE):
-                changes += [(i.start_unix_s, 0, 0.0, 1, context)]
-                changes += [(i.end_unix_s, 0, 0.0, -1, -context)]
-        changes.sort()
-        self._at = [0.0]
-        self._sums = [_Sums()]
-        prefills = decodes = 0
-        rate = contexts = 0.0
-        for at, more_prefills, more_rate, more_decodes, more_context in changes:
-            self._to(at, prefills, rate, decodes, contexts)
-            prefills, decodes = prefills + more_prefills, decodes + more_decodes
-            rate, contexts = rate + more_rate, contexts + more_context
+            uncached, spans = _uncached(turn), _spans(turn, EpisodeState.PREFILL)
+            if spans:
+                each, x = 1 / _lasting(spans), uncached / 1000
+                steps = ceil(uncached / chunk_tokens) * each
+                _change(changes, spans, (each, x * each, x * x * each, steps, 0.0, 0.0, 0.0))
+            spans = _spans(turn, EpisodeState.DECODE)
+            if spans:
+                context = turn.prompt_tokens + turn.sampled_tokens / 2
+                _change(changes, spans, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0, context))
+                decoding.append((turn, spans))
+        running = _counts(turns)
+        self._integrate(changes, running)
+        for turn, spans in decoding:
+            # A step with prefill lasts as long as that: the other steps are in the time left.
+            sums = self.within(spans)
+            free, made = sums[9], max(0.0, turn.sampled_tokens - 1 - sums[10])
+            rate = made / free if free > 0 else 0.0
+            _change(changes, spans, (0.0, 0.0, 0.0, 0.0, 0.0, rate, 0.0))
+        self._integrate(changes, running)
 
-    def _to(self, at: float, prefills: int, rate: float, decodes: int, contexts: float) -> None:
-        seconds, old = at - self._at[-1], self._sums[-1]
-        free = 0.0 if prefills else seconds
-        self._at.append(at)
-        self._sums.append(
-            _Sums(
-                old.share + (seconds / prefills if prefills else 0.0),
-                old.steps + (rate / prefills * seconds if prefills else 0.0),
-                old.free + free,
-                old.batch + decodes * seconds,
-                old.context + contexts * seconds,
-                old.free_batch + decodes * free,
-                old.free_context + contexts * free,
-            )
-        )
+    def _integrate(self, changes: dict[float, list[float]], running: dict[float, int]) -> None:
+        self._sums: dict[float, list[float]] = {}
+        state, sums, last, prefills = [0.0] * _WIDTH, [0.0] * 11, 0.0, 0
+        for at in sorted(changes):
+            flows = _flows(state, prefills)
+            sums = [s + v * (at - last) for s, v in zip(sums, flows, strict=True)]
+            self._sums[at] = sums
+            state, last = [a + b for a, b in zip(state, changes[at], strict=True)], at
+            prefills += running.get(at, 0)
 
-    def within(self, spans: Sequence[StateInterval]) -> _Sums:
-        """Over intervals that are this replica's own: their ends are known moments."""
-        total = [0.0] * len(_Sums.__struct_fields__)
+    def within(self, spans: Sequence[StateInterval]) -> list[float]:
+        """Over intervals of a turn that it was made of: their ends are known moments."""
+        total = [0.0] * 11
         for i in spans:
-            first = self._sums[bisect_right(self._at, i.start_unix_s) - 1]
-            last = self._sums[bisect_right(self._at, i.end_unix_s) - 1]
-            for n, field in enumerate(_Sums.__struct_fields__):
-                total[n] += getattr(last, field) - getattr(first, field)
-        return _Sums(*total)
+            ends = zip(self._sums[i.start_unix_s], self._sums[i.end_unix_s], strict=True)
+            total = [t + b - a for t, (a, b) in zip(total, ends, strict=True)]
+        return total
 
 
-def fit_engine(turns: Sequence[Turn], given: EngineCosts) -> EngineFit:
-    """`given`: what stays where the turns do not tell."""
-    by_replica: dict[str, list[Turn]] = defaultdict(list)
+def _counts(turns: Iterable[Turn]) -> dict[float, int]:
+    """Prefills more, by moment."""
+    found: dict[float, int] = defaultdict(int)
     for turn in turns:
-        by_replica[turn.replica].append(turn)
-    times = [(_Time(found), found) for found in by_replica.values()]
-    step = [r for time, found in times for turn in found if (r := _step(turn, time)) is not None]
-    step_s = _solved(step)
-    known = step_s or (given.decode_base_s, given.decode_request_s, given.decode_context_s)
-    told = [_prefill(turn, time, known) for time, found in times for turn in found]
-    alone = [row for row, is_alone in told if row is not None and is_alone]
-    prefill = alone if len(alone) >= _ALONE_MIN else [row for row, _ in told if row is not None]
-    prefill_s = _solved(prefill)
-    costs = EngineCosts(
-        *(prefill_s or (given.prefill_base_s, given.prefill_linear_s, given.prefill_square_s)),
-        *known,
-    )
-    told_both = (prefill_s is not None, step_s is not None)
-    return EngineFit(costs, tuple(prefill), tuple(step), *told_both)
+        for i in _spans(turn, EpisodeState.PREFILL):
+            found[i.start_unix_s] += 1
+            found[i.end_unix_s] -= 1
+    return found
 
 
-def _step(turn: Turn, time: _Time) -> Row | None:
-    spans = _spans(turn, EpisodeState.DECODE)
+def _change(
+    changes: dict[float, list[float]], spans: Sequence[StateInterval], by: tuple[float, ...]
+) -> None:
+    for i in spans:
+        changes[i.start_unix_s] = [a + b for a, b in zip(changes[i.start_unix_s], by, strict=True)]
+        changes[i.end_unix_s] = [a - b for a, b in zip(changes[i.end_unix_s], by, strict=True)]
+
+
+def _flows(state: Sequence[float], prefills: int) -> tuple[float, ...]:
+    """Per second: prefills, tokens, squares; decoding at all, decodes, contexts; steps, their
+    batch, their context; no prefill; steps with prefill."""
+    decodes = round(state[_DECODES])
+    context = state[_CONTEXT] if decodes else 0.0
+    mixed = state[_STEPS] / prefills if prefills else 0.0
+    speed = mixed if prefills else state[_RATE] / decodes if decodes else 0.0
+    batch = (float(decodes > 0), float(decodes), context)
+    steps = (speed, speed * decodes, speed * context)
+    return (*state[:_STEPS], *batch, *steps, float(prefills == 0), mixed)
+
+
+def _step(turn: Turn, time: _Time) -> list[Row]:
+    """Its decode, if it has one; the first token ends the prefill."""
+    spans, made = _spans(turn, EpisodeState.DECODE), turn.sampled_tokens - 1
+    if not spans or made < 1:
+        return []
     sums = time.within(spans)
-    made = turn.sampled_tokens - 1 - sums.steps  # the first one ends the prefill
-    if made < _SAMPLED_MIN or sums.free <= 0:
-        return None
-    factors = (1.0, sums.free_batch / sums.free, sums.free_context / sums.free)
-    return factors, sums.free / made
+    times = made / sums[6] if sums[6] > 0 else 0.0
+    prefills = (max(0.0, sums[0]), max(0.0, sums[1]), max(0.0, sums[2]))
+    return [((*prefills, float(made), times * sums[7], times * sums[8]), _lasting(spans))]
 
 
-def _prefill(
-    turn: Turn, time: _Time, step_s: tuple[float, float, float]
-) -> tuple[Row | None, bool]:
-    """Its row, and whether no other prefill ran beside it."""
+def _prefill(turn: Turn, time: _Time, chunk_tokens: int) -> list[Row]:
+    """Its prefill, if it has one, with all that ran beside it."""
     spans = _spans(turn, EpisodeState.PREFILL)
-    whole = sum(i.end_unix_s - i.start_unix_s for i in spans)
-    if whole <= 0:
-        return None, False
-    sums = time.within(spans)
-    batch = sums.batch / whole
-    decode = _dot(step_s, (1.0, batch, sums.context / whole)) if batch > 0 else 0.0
-    uncached = _uncached(turn)
-    seconds = sums.share * (1 - ceil(uncached / _CHUNK_TOKENS) * decode / whole)
-    x = uncached / 1000
-    row = ((1.0, x, x * x), seconds) if seconds > 0 else None
-    return row, sums.share >= 0.98 * whole
+    if not spans:
+        return []
+    lasting, sums = _lasting(spans), time.within(spans)
+    steps = ceil(_uncached(turn) / chunk_tokens) / lasting
+    decode = (steps * sums[3], steps * sums[4], steps * sums[5])
+    return [((sums[0], sums[1], sums[2], *decode), lasting)]
 
 
-def _solved(rows: Sequence[Row]) -> tuple[float, float, float] | None:
-    """Constants ≥ 0 of the least relative squares, twice: the second time without outliers."""
-    if len(rows) < TURNS_MIN:
-        return None
-    first = _least(rows)
-    errors = [abs(_dot(first, factors) / y - 1) for factors, y in rows]
-    bound = _OUTLIERS * sorted(errors)[len(errors) // 2]
-    kept = [row for row, error in zip(rows, errors, strict=True) if error <= bound]
-    found = _least(kept) if len(kept) >= TURNS_MIN else first
-    # Relative squares lean to the fastest turns: half of all are to be above, half below.
-    scale = median(y / _dot(found, factors) for factors, y in rows)
-    return found[0] * scale, found[1] * scale, found[2] * scale
+# -- what is asked of them -----------------------------------------------------------------
+
+
+def _curved(lengths: Sequence[float]) -> bool:
+    """Long prefills are many, and much longer than most."""
+    if len(lengths) < _LONG_MIN:
+        return False
+    long = lengths[-_LONG_MIN]
+    return long >= _LONG_SHARE * lengths[-1] and long >= _LONG_TIMES * median(lengths)
+
+
+def _differ(values: Sequence[float]) -> bool:
+    found = sorted(values)
+    return _quantile(found, 0.9) >= _DIFFER * _quantile(found, 0.1)
+
+
+def _quantile(found: Sequence[float], share: float) -> float:
+    return found[round(share * (len(found) - 1))]
+
+
+def _prefill_basis(
+    lengths: Sequence[float], given: tuple[float, ...], curved: bool
+) -> list[Factors]:
+    """Directions of the constants that may be chosen freely."""
+    if not _differ(lengths):
+        return [(given[0], given[1], given[2], 0.0, 0.0, 0.0)]
+    found: list[Factors] = [(1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)]
+    return [*found, (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)] if curved else found
+
+
+def _step_basis(rows: Sequence[Row], given: tuple[float, ...]) -> list[Factors]:
+    """The same of a step: batches must differ, and contexts not only with the batch."""
+    if not _differ([f[4] / f[3] for f, _ in rows]):
+        return [(0.0, 0.0, 0.0, given[3], given[4], given[5])]
+    base: Factors = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
+    if not _differ([f[5] / f[4] for f, _ in rows if f[4] > 0]):
+        return [base, (0.0, 0.0, 0.0, 0.0, given[4], given[5])]
+    return [base, (0.0, 0.0, 0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)]
+
+
+# -- fit -----------------------------------------------------------------------------------
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
-def _least(rows: Sequence[Row]) -> tuple[float, float, float]:
-    """The best of all choices of constants that are not zero: with three there are seven."""
-    scaled = [([f / y for f in factors], y) for factors, y in rows]
-    moments = [[sum(f[i] * f[j] for f, _ in scaled) for j in range(3)] for i in range(3)]
-    sums = [sum(f[i] for f, _ in scaled) for i in range(3)]
-    best, least = (0.0, 0.0, 0.0), float("inf")
-    for count in (3, 2, 1):
-        for chosen in combinations(range(3), count):
-            found = _linear(
-                [[moments[i][j] for j in chosen] for i in chosen], [sums[i] for i in chosen]
-            )
-            if found is None or min(found) < 0:
-                continue
-            whole = [0.0, 0.0, 0.0]
-            for i, value in zip(chosen, found, strict=True):
-                whole[i] = value
-            error = sum((_dot(whole, f) - 1) ** 2 for f, _ in scaled)
-            if error < least - 1e-12:
-                best, least = (whole[0], whole[1], whole[2]), error
-    return best
+def _robust(
+    rows: Sequence[Row], basis: Sequence[Factors], fixed: Sequence[float]
+) -> tuple[float, ...]:
+    """Constants ≥ 0 of the least Huber loss; `fixed` are those that nothing tells."""
+    columns = [[_dot(f, direction) for direction in basis] for f, _ in rows]
+    wanted = [y - _dot(fixed, f) for f, y in rows]
+    usual = [1 / y for _, y in rows]
+    weights, chosen, spread = usual, [0.0] * len(basis), 0.0
+    for _ in range(_ROUNDS):
+        before, chosen = chosen, least(columns, wanted, weights)
+        if all(abs(a - b) <= _SETTLED * a for a, b in zip(chosen, before, strict=True)):
+            break
+        told = [_dot(chosen, column) for column in columns]
+        # By the explained time: by the recorded one, the fastest would count most.
+        usual = [
+            1 / max(t + _dot(fixed, f), _LEAST_S) for t, (f, _) in zip(told, rows, strict=True)
+        ]
+        errors = [abs(t - w) * u**0.5 for t, w, u in zip(told, wanted, usual, strict=True)]
+        spread = max(1.4826 * median(errors), _EXACT)
+        weights = [
+            u * min(1.0, _HUBER * spread / e) if e else u
+            for u, e in zip(usual, errors, strict=True)
+        ]
+    scale = _scale(columns, wanted, chosen, [_CLIP * spread / u**0.5 for u in usual])
+    free = [scale * sum(c * d[n] for c, d in zip(chosen, basis, strict=True)) for n in range(6)]
+    return tuple(a + b for a, b in zip(fixed, free, strict=True))
 
 
-def _linear(matrix: list[list[float]], right: list[float]) -> list[float] | None:
-    """Gauss with pivots; None when it is singular to within rounding."""
-    n = len(right)
-    scale = [max(matrix[i][i], 0.0) ** 0.5 for i in range(n)]
-    if min(scale) == 0.0:
-        return None
-    rows = [
-        [matrix[i][j] / scale[i] / scale[j] for j in range(n)] + [right[i] / scale[i]]
-        for i in range(n)
-    ]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
-        if abs(rows[pivot][i]) < 1e-9:
-            return None
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        for other in range(n):
-            if other != i:
-                factor = rows[other][i] / rows[i][i]
-                rows[other] = [a - factor * b for a, b in zip(rows[other], rows[i], strict=True)]
-    return [rows[i][n] / rows[i][i] / scale[i] for i in range(n)]
+def _scale(
+    columns: Sequence[Sequence[float]],
+    wanted: Sequence[float],
+    chosen: Sequence[float],
+    bounds: Sequence[float],
+) -> float:
+    """Recorded time over explained time, where no row counts for more than its bound beyond."""
+    recorded = explained = 0.0
+    for column, y, bound in zip(columns, wanted, bounds, strict=True):
+        told = _dot(chosen, column)
+        explained += told
+        recorded += min(max(y, told - bound), told + bound)
+    return recorded / explained if explained > 0 and recorded > 0 else 1.0

@@ -232,6 +232,7 @@ class RouterActor:
             life_s = talk.plan.box_life_s
             if talk.starts > 1 and self.workload.regime.hazard_per_s:
                 chances = talk.chances(self.workload.seed, command.episode.attempt)
+                chances.random()  # it decided whether this start leads to a box
                 life_s = chances.expovariate(self.workload.regime.hazard_per_s)
                 talk.replays_alike = chances.random() >= REPLAY_DIFFERS
             talk.lives_until = now + life_s

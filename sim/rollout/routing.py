@@ -1,10 +1,10 @@
 """Placement policies against each other: the same groups, one policy at a time.
 
 Owns: the cases (KV pressure, a replica that dies, weights that change), one run of a policy, its
-figures. Promise: equal (arm, case, seed) give equal figures; every arm meets the same groups, boxes
-that are ready at once, and the same faults at the same times. Does not cover: comparing arms
-(bench/routing.py), batches (muster.py): here a fixed number of groups is submitted at second 0, and
-each is over when all its siblings are.
+figures. Promise: equal (arm, case, seed) give equal figures; every arm meets the same groups,
+boxes that start in the same way, and the same faults at the same times. Does not cover: comparing
+arms (bench/routing.py), batches (muster.py): here a fixed number of groups is submitted at second
+0, and each is over when all its siblings are.
 
 KV pressure: tokens of as many mean contexts as there are boxes, over the KV of all replicas; the
 KV of a case is set by it, seed by seed, so that a seed of long episodes is not a harder one.

@@ -6,6 +6,8 @@ cover: comparing arms (bench/collection.py).
 
 from __future__ import annotations
 
+from itertools import chain
+
 from muster.errors import NotFound
 from muster.types import Value
 from sim.rollout import arms
@@ -13,7 +15,7 @@ from sim.rollout.baselines import BASELINES
 from sim.rollout.bound import Bounds, bounds
 from sim.rollout.costs import EngineCosts
 from sim.rollout.figures import RunFigures, steady
-from sim.rollout.measure import Recorder
+from sim.rollout.measure import Recorder, Sample
 from sim.rollout.muster import World
 from sim.rollout.workload import REGIMES, Regime, Workload, variants
 
@@ -21,10 +23,12 @@ NAMES = (*BASELINES, *arms.ARMS)
 
 
 class Result(Value, frozen=True):
-    """What one run gave. `bounds`: per batch, of exactly what the steady batches trained."""
+    """What one run gave. `bounds`: per batch, of exactly what the steady batches trained; `each`:
+    of each of them alone."""
 
     figures: RunFigures
     bounds: Bounds
+    each: tuple[Bounds, ...] = ()
 
 
 def regime_named(name: str) -> Regime:
@@ -51,8 +55,11 @@ def run(arm: str, regime: str, seed: int, batches: int, *, follow: bool = True) 
 
 
 def _result(figures: RunFigures, recorder: Recorder, regime: Regime, seed: int) -> Result:
-    measured = steady(recorder.batches)
-    groups = {group for batch in measured for group in batch.groups}
-    samples = [sample for sample in recorder.samples if sample.group in groups]
-    demand = bounds(samples, Workload(regime, seed), EngineCosts(), len(measured))
-    return Result(figures, demand)
+    measured, costs, workload = steady(recorder.batches), EngineCosts(), Workload(regime, seed)
+    batch_of = {group: n for n, batch in enumerate(measured) for group in batch.groups}
+    trained: list[list[Sample]] = [[] for _ in measured]
+    for sample in recorder.samples:
+        if sample.group in batch_of:
+            trained[batch_of[sample.group]].append(sample)
+    whole = bounds(chain.from_iterable(trained), workload, costs, len(measured))
+    return Result(figures, whole, tuple(bounds(its, workload, costs, 1) for its in trained))

@@ -17,12 +17,14 @@ from msgspec.structs import replace
 
 from muster.types import Value
 from sim.rollout import arms
+from sim.rollout.figures import SETTLING, STEADY_MIN
 from sim.rollout.fit_model import Model
 from sim.rollout.muster import World
-from sim.rollout.workload import Regime
+from sim.rollout.workload import Regime, Workload
 
-_TURNS_MAX = 45_000  # simulated per run, in all its batches: some ten seconds
-_BATCHES = (2, 6)  # at least, at most
+_TURNS_MAX = 100_000  # simulated per run, in all its batches: some fifteen seconds
+_BATCHES = (2, SETTLING + STEADY_MIN)  # at least, at most
+_PLANS = 1_000  # trajectories of which a mean batch is made
 _KV_MORE = 1.1
 _ROOM_TOKENS = 64  # of KV beyond the longest context: whole blocks
 _BOXES_MORE = 8  # an eighth
@@ -54,7 +56,7 @@ class Setup(Value, frozen=True):
 
 
 class Result(Value, frozen=True):
-    """One simulation of a Setup. `batch_s`: median of the steady batches; `gpu_wait_s`:
+    """One simulation of a Setup. `batch_s`: see `time_to_batch`; `gpu_wait_s`:
     gpu_seconds_waiting_on_environments per batch, over all replicas."""
 
     batch_s: float
@@ -147,13 +149,37 @@ def simulate(model: Model, setup: Setup) -> Result:
     found = world.figures()
     whole_s = found.first_batch_s + sum(found.intervals_s if found.batches > 1 else ())
     return Result(
-        batch_s=found.interval_s,
+        batch_s=time_to_batch(world),
         first_batch_s=found.first_batch_s,
         gpu_wait_s=found.gpu_wait_s,
         gpu_wait_share=found.gpu_wait_s * found.batches / (setup.regime.replicas * whole_s),
         busy=found.busy,
         split_s=found.split_s,
     )
+
+
+def time_to_batch(world: World) -> float:
+    """Seconds that the engines need for the tokens of a mean batch, at the rate at which they
+    sampled in the steady batches of a run, or in those after the first if it is short.
+
+    By tokens and not by cuts: the first batches are made of short groups while long ones are under
+    way, and few batches are light or heavy by chance. Tokens of lost attempts count as others.
+    """
+    fleets, regime = world.fleets, world.regime
+    before = SETTLING if len(fleets) >= SETTLING + STEADY_MIN else 1
+    begun_s, begun = 0.0, 0
+    if len(fleets) > before:
+        begun_s, begun = fleets[before - 1].at, fleets[before - 1].sampled_tokens
+    rate = (fleets[-1].sampled_tokens - begun) / (fleets[-1].at - begun_s)
+    return mean_batch_tokens(world.workload, regime) / rate
+
+
+def mean_batch_tokens(workload: Workload, regime: Regime) -> float:
+    """Sampled tokens of a mean batch, from the first groups of the workload."""
+    groups = -(-_PLANS // regime.group_size)
+    siblings = range(regime.group_size)
+    plans = (workload.plan(group, sibling, 0) for group in range(groups) for sibling in siblings)
+    return sum(plan.sampled_tokens for plan in plans) * regime.groups / groups
 
 
 def answer(
@@ -175,7 +201,17 @@ def answer(
         changes=tuple(changes),
         batches=asked[0].batches,
         seeds=question.seeds,
-        notes=model.notes,
+        notes=(*model.notes, *_unsettled(asked[0].batches)),
+    )
+
+
+def _unsettled(batches: int) -> tuple[str, ...]:
+    settled = SETTLING + STEADY_MIN
+    if batches >= settled:
+        return ()
+    return (
+        f"{batches} batches are too few for the work in progress to have its mix: differences "
+        f"between fleets are of more use than the times; --batches {settled} is settled",
     )
 
 

@@ -261,7 +261,7 @@ class MeasuresByTheWall(Calls):
 class TakesSilenceForDeath(Calls):
     """Takes a host that does not answer for one that died."""
 
-    def _keyed(self, op: str, host: Any, serve: Any, hear: Any, *limits: Any) -> None:
+    def _keyed(self, op: str, host: Any, serve: Any, hear: Any, *limits: Any, **hears: Any) -> None:
         """Not one repeat, and what brought no answer is blamed."""
 
         def heard(found: Any) -> None:

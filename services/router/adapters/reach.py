@@ -89,12 +89,14 @@ class Line:
         self._until: float | None = None  # till when its peer may stay away
         self._silent = self._lives = 0
         self._in_flight = False  # a call reached the peer
+        self._away_first = False  # … which was away before: its box may have gone then
         self._died = False  # … and its process ended then
         self._errors: list[Unavailable] = []
 
     def failed(self, error: Unavailable, now: float) -> bool:
         """Take one more failure; False when it was the last."""
         first, self._errors = not self._errors, [*self._errors[:1], error]
+        self._away_first = self._away_first or (first and not reached(error))
         if error.field in _FINAL:
             return False
         if reached(error):
@@ -110,7 +112,7 @@ class Line:
     def verdict(self, last: MusterError) -> MusterError:
         """What the whole says: of a peer that ended with the call, that; else the last failure."""
         final = isinstance(last, Unavailable) and last.field in _FINAL
-        if not self._died or final:
+        if not self._died or self._away_first or final:
             return last
         return DiedInFlight(f"{self._errors[0]}; then: {last}")
 
@@ -122,8 +124,9 @@ async def keyed(
 
     away_s: how long the peer may stay away (seconds); `call` finds its newest address each time.
     silent_max: calls whose deadline may pass, this one included.
-    Raises DiedInFlight when a call had reached its peer, its process has ended since, and either
-    nobody took its place in time or who did has no such box; what the last call met otherwise.
+    Raises DiedInFlight when the first call that failed had reached its peer, its process has ended
+    since, and either nobody took its place in time or who did has no such box; what the last call
+    met otherwise.
     """
     line, pause_s = Line(away_s, silent_max), _PAUSE_S
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from msgspec.structs import replace
 from bench import _real_plan as plans
 from bench import _real_setup as services
 from bench._real_plan import FULL, QUICK, Added, Book, Planned, Words
-from bench._real_predict import Fitted, less
+from bench._real_predict import Checked, Fitted, less, require_told
+from bench._real_world import trained
 from bench.collection_real import fitted_figures
+from muster.errors import InvalidInput
 from muster.types import FinishReason
 from services.router import chat
 from services.router.carriers import Message
@@ -227,13 +230,36 @@ def test_each_group_has_a_task_of_its_own(tmp_path: Path) -> None:
     assert {len(text) for text in texts} == {60}
 
 
-def test_a_calibration_has_openings_of_many_lengths(tmp_path: Path) -> None:
-    model = Path(asked("muster", tmp_path).model)
-    setup = services.calibration(Book(regime(), 1, WORDS), FULL, model)
-    tasks = services.write_tasks(tmp_path / "tasks", setup)
-    lengths = [len((task / "instruction.md").read_text("utf-8")) for task in tasks]
-    assert len(set(lengths)) >= 6
-    assert max(lengths) + WORDS.system < plans.CONTEXT
+def test_a_calibration_is_as_large_and_as_short_of_kv_as_the_runs(tmp_path: Path) -> None:
+    strong = asked("strong", tmp_path)
+    book = replace(strong.book, seed=9)
+    calibration = services.calibration(book, FULL, Path(strong.model))
+    assert calibration.book.regime == strong.book.regime
+    assert (calibration.arm, calibration.for_s) == ("strong", FULL.calibration_s)
+
+
+class Stuck:
+    """A trainer to whom no batch ever comes."""
+
+    async def train(self, batches: int) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_run_of_so_many_seconds_ends_then(tmp_path: Path) -> None:
+    setup = replace(asked("strong", tmp_path), for_s=0.01)
+    await trained(Stuck(), setup)
+
+
+class Late:
+    """A trainer who waited too long for a batch."""
+
+    async def train(self, batches: int) -> None:
+        raise TimeoutError
+
+
+async def test_a_run_of_batches_does_not_end_without_them(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        await trained(Late(), asked("strong", tmp_path))
 
 
 def test_less_is_the_share_of_time_saved() -> None:
@@ -241,5 +267,18 @@ def test_less_is_the_share_of_time_saved() -> None:
 
 
 def test_figures_of_the_fit_are_named_for_what_they_are() -> None:
-    named = fitted_figures(Fitted(SLOW, Added(step_s=0.2)), 0.1)
+    named = fitted_figures(Fitted(SLOW, Added(step_s=0.2)), Checked(300.0, 310.0), 0.1)
     assert (named["engine_decode_base_s"], named["added_step_s"]) == (0.03, 0.2)
+    assert (named["calibration_measured_s"], named["calibration_predicted_s"]) == (300.0, 310.0)
+
+
+@pytest.mark.parametrize("predicted_s", [230.0, 370.0])
+def test_a_fit_that_tells_its_own_run_may_predict(predicted_s: float) -> None:
+    require_told(Checked(300.0, predicted_s))
+
+
+@pytest.mark.parametrize("predicted_s", [220.0, 380.0, 49_648.0])
+def test_a_fit_that_does_not_tell_its_own_run_predicts_nothing(predicted_s: float) -> None:
+    with pytest.raises(InvalidInput, match="predict nothing") as refused:
+        require_told(Checked(300.0, predicted_s))
+    assert "calibration run longer" in refused.value.way_out

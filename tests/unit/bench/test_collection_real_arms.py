@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from bench import _real_plan as plans
 from bench import _real_predict as predict
@@ -14,7 +14,9 @@ from bench import _real_setup as services
 from bench._real_plan import QUICK, Added, Book
 from bench._real_predict import Fitted
 from bench._real_router import PlannedCalls, written
-from muster.types import EpisodeKey, SamplingParams
+from muster.entries import Opened, RunRecord, Turn
+from muster.errors import InvalidInput
+from muster.types import EpisodeKey, EpisodeState, SamplingParams, StateInterval
 from muster.v1 import common_pb2 as pb
 from muster.v1 import inference_pb2 as inf
 from services.router import chat
@@ -73,6 +75,7 @@ def test_the_routers_process_reads_the_book_that_was_written() -> None:
 
 
 def rules(arm: str, tmp_path: Path) -> RouterRules:
+    tmp_path.mkdir(exist_ok=True)
     setup = replace(asked(arm, tmp_path), book=book())
     return services.router_rules(services.configured(setup, tmp_path / arm))
 
@@ -96,6 +99,49 @@ def test_what_services_take_beyond_the_plan_delays_the_predicted_batch(tmp_path:
     strong = rules("strong", tmp_path)
     later, sooner = (predicted("strong", strong, Added(step_s=s)).cuts_s[-1] for s in (5.0, 0.0))
     assert later > sooner + 5.0
+
+
+def test_the_likely_time_lies_within_its_range(tmp_path: Path) -> None:
+    known = Fitted(SLOW, plans.NOTHING)
+    found = predict.likely("strong", rules("strong", tmp_path), book(), 1, known, 24)
+    least, most = found.range_s
+    assert least <= found.cuts_s[-1] <= most
+    assert least < most
+
+
+def replied(*seconds: float) -> RunRecord:
+    """A run that began at 1,000 s, with a reply after each of these."""
+    turns = [
+        Turn(str(n), replace(KEY, sibling=n), 0, 0, 9, 9, 0, (), "r0", (interval,))
+        for n, s in enumerate(seconds)
+        for interval in (StateInterval(EpisodeState.DECODE, 1_000.0, 1_000.0 + s),)
+    ]
+    opened = Opened("0", KEY, "j", "t", 8, 0, 1_000.0)
+    return RunRecord("r", opened=(opened,), turns=tuple(turns))
+
+
+def told_by(record: RunRecord, tmp_path: Path, costs: EngineCosts = SLOW) -> predict.Checked:
+    known = Fitted(costs, plans.NOTHING)
+    return predict.checked(record, rules("strong", tmp_path), book(), 1, known, 24)
+
+
+def test_a_run_is_told_by_when_as_many_replies_were_simulated(tmp_path: Path) -> None:
+    few = told_by(replied(1.0, 3.0, 2.0), tmp_path / "a")
+    many = told_by(replied(*map(float, range(1, 31))), tmp_path / "b")
+    assert (few.measured_s, many.measured_s) == (3.0, 30.0)
+    assert 0 < few.predicted_s < many.predicted_s
+
+
+def test_a_slower_engine_is_off_its_run(tmp_path: Path) -> None:
+    run = replied(*map(float, range(1, 31)))
+    slower = EngineCosts(*(10 * s for s in astuple(SLOW)))
+    plain, slow = told_by(run, tmp_path / "a"), told_by(run, tmp_path / "b", slower)
+    assert slow.predicted_s > 3 * plain.predicted_s
+
+
+def test_a_run_without_a_reply_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no reply"):
+        told_by(RunRecord("r"), tmp_path)
 
 
 # -- what a recorded run tells ---------------------------------------------------------------

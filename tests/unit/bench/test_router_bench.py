@@ -133,3 +133,23 @@ async def test_boxes_of_a_fake_end_with_their_release() -> None:
     assert host.boxes == {made.box}
     await host.release(sbx.ReleaseBoxRequest(box=made.box).SerializeToString(), None)
     assert host.boxes == set()
+
+
+def _told(kind: str, group: str) -> bytes:
+    key = b'{"run":"r","group":"%b","sibling":0,"attempt":0,"owner_epoch":1}' % group.encode()
+    event = b'{"type":"%b","episode":%b,"turn":0}' % (kind.encode(), key)
+    return b'{"now":1.0,"event":%b,"commands":[],"chain":""}\n' % event
+
+
+def test_a_window_waits_for_the_turn_of_each_episode_that_was_first(tmp_path: Path) -> None:
+    journal = tmp_path / "router-0001.jsonl"
+    boxes = [_told("BoxAcquired", group) for group in ("a", "b", "c")]
+    late = _told("TurnRecorded", "b")
+    journal.write_bytes(
+        b"".join([*boxes, _told("TurnRecorded", "a"), _told("TurnRecorded", "c")]) + late[:-20]
+    )
+    first = world.FirstTurns(tmp_path, 2)
+    assert not first.all()  # as many turns as episodes, but not one of each
+    with journal.open("ab") as file:
+        file.write(late[-20:])
+    assert first.all()

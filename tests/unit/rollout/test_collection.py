@@ -148,6 +148,45 @@ def test_a_lever_is_compared_over_as_many_batches_as_it_ran() -> None:
     assert found.few_medians("muster", "tb-like") == [15.0]
 
 
+def test_equal_work_leaves_a_seed_of_heavy_groups_out_of_a_lever() -> None:
+    """Under one seed the lever's batches happen to be twice the work, and take twice as long; of
+    muster's own run, which is longer, later batches do not count."""
+    plan = msgspec.structs.replace(PLAN, seeds=(201, 202), few_seeds=(201, 202))
+
+    def ran(job: Job, times: tuple[float, ...], work: tuple[float, ...]) -> Result:
+        told = msgspec.structs.replace(result(job, 1.0).figures, intervals_s=times)
+        each = tuple(Bounds(0.0, b, 0.0, 1.0) for b in work)
+        return msgspec.structs.replace(result(job, 1.0), figures=told, each=each)
+
+    found: Results = {}
+    for seed, heavy in ((201, 1.0), (202, 2.0)):
+        base = Job("muster", "tb-like", seed, plan.cuts(2), True)
+        found[base] = ran(base, (100.0, 300.0, 9e9), (100.0, 100.0, 1.0))
+        lever = Job("without boxes", "tb-like", seed, plan.cuts(2), False)
+        found[lever] = ran(lever, (220.0 * heavy,) * 2, (100.0 * heavy,) * 2)
+    made = Study(plan, found)
+    work = made.few_work("without boxes", "muster", "tb-like")
+    assert (work.value, work.low, work.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert made.few_change("without boxes", "muster", "tb-like").value > 1.5
+
+
+def test_each_seed_of_levers_and_sensitivity_is_whole_before_the_next() -> None:
+    """An interrupted run has whole seeds."""
+    jobs = [job for job in FULL.jobs() if not job.follow]
+    assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
+    assert len(jobs) == len(set(jobs))
+
+
+def test_where_boxes_are_scarce_their_lever_is_tried() -> None:
+    assert FULL.compared[-1] == ("env-bound 128 boxes", "without boxes")
+    assert {job.arm for job in FULL.jobs() if job.regime == "env-bound 128 boxes"} == {
+        "async-strong",
+        "hold-resume",
+        "muster",
+        "without boxes",
+    }
+
+
 def test_a_change_that_may_be_none_supports_no_claim() -> None:
     page = "\n".join(rendered(study(), {"cpu": "a processor", "python": "3"}))
     (row,) = {line for line in page.splitlines() if line.startswith("| without boxes |")}

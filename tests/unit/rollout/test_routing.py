@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from msgspec.structs import replace
 
-from bench.routing import interval
-from sim.rollout.routing import CASES, OURS, Case, Figures, Race, arm_of, pressed, size
+from bench._routing_page import written
+from bench.routing import interval, ratios
+from sim.rollout.routing import (
+    ALONE,
+    CASES,
+    OTHERS,
+    OURS,
+    Case,
+    Figures,
+    Race,
+    arm_of,
+    pressed,
+    size,
+)
 
 GROUPS = 2
 
@@ -54,3 +68,43 @@ def test_a_constant_ratio_has_no_spread() -> None:
     others[0] = figures(0, 150.0)
     low, mean, high = interval(others, ours)
     assert low < mean < high
+
+
+def test_the_page_keeps_its_words_and_gets_the_figures_of_the_run() -> None:
+    names = (*OTHERS, OURS, ALONE)
+    found = [
+        replace(figures(seed, 100.0 + 10 * n), arm=name, case=case.name)
+        for case in CASES
+        for n, name in enumerate(names)
+        for seed in (1, 2)
+    ]
+    numbers, told = ratios(found)
+    settings = {"quick": False, "seeds": "1-2", "groups": 4}
+    result = {"figures": numbers, "ratios": told, "settings": settings}
+    page = written(written("# Words\n\n## Measured\n\nnone yet\n", result), result)
+    assert page.startswith("# Words\n\n## Measured\n\nSeeds 1-2 (judging seeds)")
+    assert page.count("## Measured") == 1
+    assert "none yet" not in page
+    row = (
+        f"| killed | {OTHERS[0]} | 100 | 160 | 0.625 [0.625, 0.625] | 170 | 0.588 [0.588, 0.588] |"
+    )
+    assert row in page
+
+
+def test_one_seed_has_no_interval() -> None:
+    low, mean, high = interval([figures(1, 110.0)], [figures(1, 100.0)])
+    assert mean == pytest.approx(1.1)
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+@pytest.mark.parametrize(("seeds", "t"), [(6, 2.571), (20, 2.093), (41, 2.021), (121, 1.980)])
+def test_an_interval_is_as_wide_as_its_number_of_seeds_demands(seeds: int, t: float) -> None:
+    """Ours always 100, the others' mean 100 with a known deviation."""
+    others = [figures(n, 100.0 + (n % 2 * 2 - 1) * 10) for n in range(seeds - seeds % 2)]
+    others += [figures(seeds, 100.0)] * (seeds % 2)
+    ours = [figures(n, 100.0) for n in range(seeds)]
+    low, mean, high = interval(others, ours)
+    deviation = 0.1 * ((seeds - seeds % 2) / (seeds - 1)) ** 0.5
+    assert mean == pytest.approx(1.0)
+    assert (high - low) / 2 == pytest.approx(t * deviation / seeds**0.5, rel=1e-3)

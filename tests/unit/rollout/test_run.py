@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sim.rollout.bound import bounds
 from sim.rollout.costs import EngineCosts
 from sim.rollout.figures import SETTLING, Fleet, figures
@@ -22,5 +24,9 @@ def test_bounds_are_of_exactly_what_the_steady_batches_trained() -> None:
         told.cut([group], 10.0 * (group + 1))
     fleets = [Fleet(batch.at, (batch.at,), 0, 0) for batch in told.batches]
     found = _result(figures(told, fleets, arm="x", regime="tb-like", seed=7), told, TB_LIKE, 7)
+    costs = EngineCosts()
     late = [sample for sample in told.samples if sample.group >= SETTLING]
-    assert found.bounds == bounds(late, plans, EngineCosts(), 5)
+    assert found.bounds == bounds(late, plans, costs, 5)
+    assert len(found.each) == 5
+    assert sum(bound.b_s for bound in found.each) / 5 == pytest.approx(found.bounds.b_s)
+    assert found.each[1] == bounds([s for s in late if s.group == SETTLING + 1], plans, costs, 1)

@@ -9,9 +9,20 @@ from msgspec.structs import replace
 
 from sim.rollout import arms
 from sim.rollout.costs import EngineCosts
+from sim.rollout.figures import Fleet
 from sim.rollout.fit_model import Model
 from sim.rollout.muster import World
-from sim.rollout.whatif import Question, Result, Setup, WhatIf, answer, setups, simulate
+from sim.rollout.whatif import (
+    Question,
+    Result,
+    Setup,
+    WhatIf,
+    answer,
+    mean_batch_tokens,
+    setups,
+    simulate,
+    time_to_batch,
+)
 from sim.rollout.workload import TB_LIKE, Spread
 
 TINY = replace(
@@ -36,7 +47,7 @@ MODEL = Model("run-1", TINY, EngineCosts(0.02, 0.1, 0.001, 0.05, 0.01, 1e-7), 60
 
 @cache
 def batch_s(replicas: int = 2) -> float:
-    question = Question(batches=3, replicas=replicas)
+    question = Question(batches=6, replicas=replicas)
     return simulate(MODEL, setups(MODEL, question)[0]).batch_s
 
 
@@ -48,8 +59,41 @@ def test_the_answer_is_that_of_a_direct_simulation() -> None:
     for seed in (1, 2):
         world = World(arms.MUSTER, TINY, seed, 3, costs=MODEL.engine)
         world.run(follow=False)
-        direct.append(world.figures().interval_s)
+        direct.append(time_to_batch(world))
     assert found.base.batch_s == pytest.approx(sum(direct) / 2)  # a median of two
+
+
+@pytest.mark.parametrize(("cuts", "begun"), [(3, 0), (12, 5)], ids=("short", "settled"))
+def test_the_time_to_batch_is_that_of_a_mean_batch_at_the_rate_of_tokens(
+    cuts: int, begun: int
+) -> None:
+    """Not of the batches that happened to be cut, nor of those while the mix of work settles."""
+    world = World(arms.MUSTER, TINY, 1, cuts, costs=MODEL.engine)
+    tokens = mean_batch_tokens(world.workload, TINY)
+    slow, fast = 100.0, 40.0  # seconds for a mean batch's tokens, up to the cut `begun` and after
+    for cut in range(cuts):
+        after = max(cut - begun, 0)
+        at = slow * (min(cut, begun) + 1) + 7 * fast * after
+        world.fleets.append(
+            Fleet(at, (0.0, 0.0), int(tokens * (min(cut, begun) + 1 + 7 * after)), 0)
+        )
+    assert time_to_batch(world) == pytest.approx(fast, rel=0.01)
+
+
+def test_a_mean_batch_is_of_all_groups_and_siblings() -> None:
+    twice = replace(TINY, groups=4)
+    plans = World(arms.MUSTER, TINY, 1, 1).workload
+    assert mean_batch_tokens(plans, twice) == pytest.approx(2 * mean_batch_tokens(plans, TINY))
+    one = [plans.plan(group, sibling, 0) for group in range(500) for sibling in (0, 1)]
+    mean = sum(plan.sampled_tokens for plan in one) / len(one)
+    assert mean_batch_tokens(plans, TINY) == pytest.approx(TINY.trajectories * mean)
+
+
+def test_a_run_that_did_not_settle_says_so() -> None:
+    short, settled = (told(Question(batches=n), [1.0] * 4).notes for n in (10, 11))
+    assert len(short) == 1
+    assert "--batches 11" in short[0]
+    assert not settled
 
 
 def test_the_router_predicts_by_the_costs_of_its_engines() -> None:
@@ -69,12 +113,12 @@ def test_twice_the_replicas_are_not_slower() -> None:
 
 def test_a_slower_engine_takes_longer() -> None:
     slower = replace(MODEL, engine=EngineCosts(0.04, 0.2, 0.002, 0.1, 0.02, 2e-7))
-    setup = setups(slower, Question(batches=3))[0]
+    setup = setups(slower, Question(batches=6))[0]
     assert simulate(slower, setup).batch_s > batch_s()
 
 
 def test_cold_boxes_are_not_faster() -> None:
-    cold = setups(MODEL, Question(batches=3, warm=False))[0]
+    cold = setups(MODEL, Question(batches=6, warm=False))[0]
     assert simulate(MODEL, cold).batch_s >= batch_s()
 
 
@@ -97,7 +141,7 @@ def test_one_change_at_a_time_is_tried_under_each_seed() -> None:
 def test_what_was_not_asked_for_is_as_recorded() -> None:
     asked = setups(MODEL, Question(boxes=9))[0]
     assert asked.regime == replace(TINY, boxes=9)
-    assert asked.batches == 6  # tiny batches: as many as are ever measured
+    assert asked.batches == 11  # tiny batches: as many as are ever measured
 
 
 def result(batch: float) -> Result:

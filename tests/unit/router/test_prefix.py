@@ -78,6 +78,32 @@ def test_a_shortfall_tells_that_all_that_is_older_is_gone_too() -> None:
     assert known.cached("a", 1, [*PROMPT, TURN_1]) == 512  # just computed again
 
 
+def test_a_whole_block_that_is_not_found_may_be_the_engines_coarser_one() -> None:
+    known = index()
+    known.dispatched("a", 1, [(51, 4096)])
+    known.dispatched("a", 1, PROMPT)
+    assert known.corrected("a", 1, PROMPT, 128) == 0
+    assert known.cached("a", 1, [(51, 4096)]) == 4096
+
+
+def test_what_was_used_again_outlives_what_was_used_before() -> None:
+    known = index(entries_max=4)
+    known.dispatched("a", 1, PROMPT)
+    known.dispatched("a", 1, [(91, 128), (92, 256)])
+    known.dispatched("a", 1, PROMPT)
+    known.dispatched("a", 1, [(93, 128)])
+    assert known.cached("a", 1, PROMPT) == 256
+    assert known.cached("a", 1, [(91, 128), (92, 256)]) == 128
+
+
+def test_what_was_last_used_with_a_cache_that_is_gone_is_gone_as_well() -> None:
+    known = index()
+    known.dispatched("a", 1, [*PROMPT, TURN_1, (51, 4096)])
+    known.dispatched("a", 1, [*PROMPT, TURN_1])
+    assert known.corrected("a", 1, [*PROMPT, TURN_1], 0) == 512
+    assert known.entries("a") == 3
+
+
 def test_a_shortfall_of_an_unknown_cache_is_only_counted() -> None:
     known = index()
     assert known.corrected("gone", 1, [*PROMPT, TURN_1], 0) == 512

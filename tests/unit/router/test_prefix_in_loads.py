@@ -39,3 +39,22 @@ def test_one_that_was_prefilled_again_under_new_weights_does_too() -> None:
 
 def test_one_of_former_weights_leaves_nothing() -> None:
     assert asked_and_answered(1, 0).cached("a", (*PROMPT, BOUNDARY)) == 0
+
+
+def test_a_cache_that_was_not_found_tells_that_older_ones_are_gone_too() -> None:
+    loads = Loads(RouterRules("r", 1))
+    loads.listed(frozenset({"a"}))
+    old: tuple[Mark, ...] = ((91, 4_096),)
+    loads.sent(TurnRequest("old", "h", "", 4_096, marks=old), "a")
+    turns = ((*PROMPT, BOUNDARY), (*PROMPT, BOUNDARY, (22, 1_024)))
+    for marks in turns:
+        loads.ended(KEY.id)
+        loads.sent(TurnRequest(KEY.id, "g", "", marks[-1][1], marks=marks), "a")
+    asked = loads.ended(KEY.id)
+    assert asked is not None
+    reply = Generated(
+        KEY, 1, "", FinishReason.STOP, 1_024, 9, 0.0, 0.0, 0.0, 1.0, cached_tokens=0, version=0
+    )
+    loads.replied(asked, reply)
+    assert loads.cached("a", old) == 0
+    assert loads.cached("a", turns[-1]) == 1_024  # just computed again

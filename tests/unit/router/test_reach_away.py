@@ -96,6 +96,17 @@ async def test_a_box_that_was_gone_before_the_command_is_not(first: MusterError)
     assert loss_of(caught.value) is Loss.BOX_GONE
 
 
+@pytest.mark.parametrize("first", [NOBODY, REFUSED, LEFT], ids=str)
+@pytest.mark.parametrize("last", [UNKNOWN_BOX, REFUSED], ids=str)
+async def test_a_host_that_was_away_first_and_then_died_again_is_not_blamed(
+    first: MusterError, last: MusterError
+) -> None:
+    """Its box may have gone the first time, and nobody heard so: the command never ran there."""
+    with pytest.raises(MusterError) as caught:
+        await keyed(Always(first, SOCKET, REFUSED, last), "Exec", AWAY_S)
+    assert loss_of(caught.value) is Loss.BOX_GONE
+
+
 async def test_a_host_that_was_told_to_stop_is_believed_at_once(time: Time) -> None:
     with pytest.raises(Unavailable) as caught:
         await keyed(Always(STOPS), "Exec", AWAY_S)
