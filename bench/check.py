@@ -35,6 +35,12 @@ def judged(result: dict[str, Any], targets: dict[str, dict[str, float]]) -> Iter
             yield f"{name} is {value:g}, at most {bound['max']:g} is wanted"
 
 
+def wanted(name: str) -> dict[str, dict[str, float]]:
+    """The targets of one bench."""
+    found: dict[str, dict[str, float]] = tomllib.loads(TARGETS.read_text("utf-8"))[name]
+    return found
+
+
 def main(files: list[str]) -> int:
     if not files:
         print(__doc__)

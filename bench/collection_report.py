@@ -11,8 +11,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
+from bench import check
 from bench.collection_plan import MAIN, SCARCE, SENSITIVE
-from bench.collection_tables import Ratio, Study, lever_base, pooled
+from bench.collection_tables import Ratio, Study, lever_base, pooled, ratios
 from sim.rollout.doing import Doing
 from sim.rollout.figures import SETTLING
 
@@ -77,6 +78,8 @@ def rendered(study: Study, machine: dict[str, Any]) -> Iterator[str]:
         f"from 201 on tuned nothing. Run on {machine['cpu']}, Python {machine['python']}."
     )
     yield ""
+    yield from _targets(study)
+    yield ""
     yield "![seconds per batch by what they are spent on](collection.svg)"
     for regime in plan.regimes:
         yield ""
@@ -100,6 +103,19 @@ def rendered(study: Study, machine: dict[str, Any]) -> Iterator[str]:
             yield from _levers(study, SCARCE[0])
     yield ""
     yield _NOTES.rstrip()
+
+
+def _targets(study: Study) -> Iterator[str]:
+    """Each target of bench/targets.toml, and whether it is met."""
+    found = ratios(study)
+    yield "| target | wanted | found | |"
+    yield "|---|---|---|---|"
+    for name, bound in check.wanted("collection").items():
+        value = found[name]
+        low, high = bound.get("min", -math.inf), bound.get("max", math.inf)
+        text = f"≥ {low:g}" if "min" in bound else f"≤ {high:g}"
+        met = "met" if low <= value <= high else "**missed**"
+        yield f"| {name.replace('_', ' ')} | {text} | {value:.3f} | {met} |"
 
 
 def _arms(study: Study, regime: str) -> Iterator[str]:

@@ -170,11 +170,19 @@ def test_equal_work_leaves_a_seed_of_heavy_groups_out_of_a_lever() -> None:
     assert made.few_change("without boxes", "muster", "tb-like").value > 1.5
 
 
-def test_each_seed_of_levers_and_sensitivity_is_whole_before_the_next() -> None:
-    """An interrupted run has whole seeds."""
+def test_an_interrupted_run_has_whole_seeds_and_levers_before_sensitivity() -> None:
     jobs = [job for job in FULL.jobs() if not job.follow]
-    assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
+    levers = [job for job in jobs if job.arm in FULL.levers]
+    assert jobs[: len(levers)] == levers
+    for part in (levers, jobs[len(levers) :]):
+        assert [job.seed for job in part] == sorted(job.seed for job in part)
     assert len(jobs) == len(set(jobs))
+
+
+def test_the_page_says_which_targets_are_met() -> None:
+    page = "\n".join(rendered(study(), {"cpu": "a processor", "python": "3"}))
+    assert "| muster less than plain tb | ≥ 0.83 | 0.850 | met |" in page
+    assert "| muster over bound tb | ≤ 1.1 | 1.259 | **missed** |" in page
 
 
 def test_where_boxes_are_scarce_their_lever_is_tried() -> None:
