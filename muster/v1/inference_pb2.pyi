@@ -575,7 +575,7 @@ class TensorEntry(_message.Message):
     name: _builtins.str
     dtype: _builtins.str
     digest: _builtins.str
-    """sha256 of the raw bytes, hexadecimal."""
+    """XXH3-128 of the raw bytes, hexadecimal."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Sequence
 
 _WIDTH = 4  # bytes of an int32
+Parts = tuple[bytes | bytearray, ...]
+"""Packed ids in pieces that are put one behind another; to be used before anything is appended."""
 
 
 class Context:
@@ -44,7 +46,11 @@ class Context:
 
     def packed(self) -> bytes:
         """All of it."""
-        return b"".join((self._head, self._tail))
+        return b"".join(self.parts())
+
+    def parts(self) -> Parts:
+        """All of it, not copied."""
+        return self._head, self._tail
 
     def block(self, start: int, end: int) -> bytes:
         """The packed ids from `start` to before `end`."""

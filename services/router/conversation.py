@@ -3,7 +3,7 @@
 Owns: the context that the engine sees and the segments that are trained. Promise: the chat
 template is applied once, to the opening; a later turn appends template glue and observation
 tokens, so every context extends the former one and trained tokens are the sampled ones. Where a
-template cannot be extended so (checked at each turn), the chat is rendered anew and a new PROMPT
+template cannot be extended so (checked once for a role), the chat is rendered anew and a new PROMPT
 segment says so. What a box printed is encoded as plain text: it can never become a special token.
 Does not cover: who samples (driver.py), the words (chat.py).
 """
@@ -11,12 +11,13 @@ Does not cover: who samples (driver.py), the words (chat.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from muster.types import Segment, SegmentKind, Value, VersionSpan
 from services.router.blocks import BlockChain
 from services.router.carriers import Message
-from services.router.context import Context, pack
+from services.router.context import Context, Parts, pack
 
 # Stands for the observation while the template is rendered; private-use, so no text has it.
 _SENTINEL = "\ue000muster\ue001"
@@ -26,6 +27,10 @@ class ChatCodec(Protocol):
     """Tokenizer and chat template of one model folder."""
 
     stop_ids: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        """What a template makes of a role is kept for each codec."""
+        ...
 
     def render(self, messages: tuple[Message, ...], *, generate: bool) -> str:
         """The chat as text, ending where the assistant speaks when `generate`."""
@@ -79,6 +84,11 @@ class Conversation:
         """The same, packed as codec.pack_ids does it."""
         return self._context.packed()
 
+    @property
+    def parts(self) -> Parts:
+        """The same, not copied."""
+        return self._context.parts()
+
     def __len__(self) -> int:
         """Tokens of the context."""
         return len(self._context)
@@ -109,20 +119,19 @@ class Conversation:
         encoded: what the codec makes of the text, when somebody has asked before.
         """
         extended = (*self._messages, message)
-        glue = self._glue(message.role)
+        glue = _glue(self._codec, message.role)
         self._messages = extended
         if glue is None:
             self._prompt()
             return
-        before, after = (self._codec.encode(part, special=True) for part in glue)
+        before, after = glue
         last = self._context.last
         if last in self._codec.stop_ids and before:
             # The model closed its own turn: the template's closing token is already there.
             before = before[1:] if before[0] == last else before
         if encoded is None:
             encoded = self._codec.encode(message.text, special=False)
-        ids = [*before, *encoded, *after]
-        self._append(Segment(SegmentKind.OBSERVATION, tuple(ids)))
+        self._append(Segment(SegmentKind.OBSERVATION, (*before, *encoded, *after)))
 
     def reply(
         self,
@@ -186,16 +195,21 @@ class Conversation:
         self._context.extend(segment.token_ids)
         self._pending.append(segment)
 
-    def _glue(self, role: str) -> tuple[str, str] | None:
-        """Template text between a reply and the message after it, and after that message."""
-        base = (Message("user", "x"), Message("assistant", "y"))
-        closed = self._codec.render(base, generate=False)
-        longer = self._codec.render((*base, Message(role, _SENTINEL)), generate=True)
-        spoken = closed.rfind("y")
-        if not longer.startswith(closed[: spoken + 1]) or _SENTINEL not in longer:
-            return None
-        before, _, after = longer[spoken + 1 :].partition(_SENTINEL)
-        return before, after
+
+@lru_cache(maxsize=16)
+def _glue(codec: ChatCodec, role: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The template between a reply and the message after it, and after that message: as ids.
+
+    None when it cannot be extended. Kept, for it depends on nothing else.
+    """
+    base = (Message("user", "x"), Message("assistant", "y"))
+    closed = codec.render(base, generate=False)
+    longer = codec.render((*base, Message(role, _SENTINEL)), generate=True)
+    spoken = closed.rfind("y")
+    if not longer.startswith(closed[: spoken + 1]) or _SENTINEL not in longer:
+        return None
+    before, _, after = longer[spoken + 1 :].partition(_SENTINEL)
+    return tuple(codec.encode(before, special=True)), tuple(codec.encode(after, special=True))
 
 
 def rendered(codec: ChatCodec, messages: tuple[Message, ...]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from services.router.adapters.reach import begun, best_effort, keyed, loss_at_ve
 from services.router.adapters.replicas import ReplicaCalls, Reply, claiming
 from services.router.adapters.restore import TurnUsage
 from services.router.adapters.tokens import Tokens
+from services.router.context import Parts
 from services.router.conversation import ChatCodec, Conversation
 
 if TYPE_CHECKING:  # this name is in the generated stubs only
@@ -147,16 +148,20 @@ class Calls:
     # -- inference ---------------------------------------------------------------------
 
     async def generate(self, command: e.Generate) -> e.RouterEvent:
-        """Its messages enter the conversation at once, a reply only while it is waited for."""
+        """Its messages enter the conversation, in any case; a reply while it is waited for."""
         conversation = self._ask(command)
-        asked, context = self._asked[command.episode.id], len(conversation)
+        asked, id_ = self._asked[command.episode.id], command.episode.id
+        if command.turn == 0:
+            await self.tokens.open(id_, command.messages, conversation)
+        context = len(conversation)
         room = min(command.max_tokens, command.context_max - context)
         if room <= 0:
             return e.ContextFull(command.episode, command.turn)
         start, end = self._clocks.start()
         try:
             await failpoints.at("router.generate.before")
-            sampled, finish = await self._sample(command, conversation.packed, room)
+            self._check_asked(command, asked)
+            sampled, finish = await self._sample(command, conversation.parts, room)
             await failpoints.at("router.generate.after")
             self._check_asked(command, asked)
             reason = codec.finish_from_pb(finish.reason)
@@ -170,9 +175,7 @@ class Calls:
             return e.GenerateFailed(*at, str(error), full=full, retry=command.retry)
         spans = codec.spans_from_pb(finish.spans)
         text, asked.replied = conversation.reply(*sampled, spans), True
-        self.usage[command.episode.id] = TurnUsage(
-            context, len(sampled[0]), finish.cached_tokens, spans
-        )
+        self.usage[id_] = TurnUsage(context, len(sampled[0]), finish.cached_tokens, spans)
         boundary, boundary_tokens = conversation.boundary
         return e.Generated(
             episode=command.episode,
@@ -200,12 +203,9 @@ class Calls:
         if former is not None and former.turn == command.turn:
             self._take_back(command.episode, former)
         self._asked[command.episode.id] = _Asked(command.turn, command.retry)
-        if command.turn == 0 and command.messages:
-            conversation.open(command.messages, self.tokens.opened(command.messages))
-        else:
-            for message in command.messages:
-                ids = self.tokens.expected(command.episode.id, message.text)
-                conversation.observe(message, ids)
+        for message in command.messages if command.turn else ():
+            ids = self.tokens.expected(command.episode.id, message.text)
+            conversation.observe(message, ids)
         return conversation
 
     def _take_back(self, episode: EpisodeKey, asked: _Asked) -> None:
@@ -219,7 +219,7 @@ class Calls:
         if self._asked.get(command.episode.id) is not asked:
             raise Unavailable(f"turn {command.turn} is no longer asked of {command.replica}")
 
-    async def _sample(self, command: e.Generate, context: bytes, room: int) -> Reply:
+    async def _sample(self, command: e.Generate, context: Parts, room: int) -> Reply:
         return await self.replicas.sample(command, context, room)
 
     async def abort(self, command: e.AbortGenerate) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -27,6 +28,7 @@ from services.router import events as e
 from services.router.adapters.channels import Channels
 from services.router.adapters.reach import best_effort
 from services.router.adapters.requests import METHOD, generate_request
+from services.router.context import Parts
 from services.router.conversation import ChatCodec
 
 if TYPE_CHECKING:  # this name is in the generated stubs only
@@ -116,7 +118,7 @@ class ReplicaCalls:
             sampling=codec.sampling_to_pb(_GREEDY),
             max_tokens=_PROBE_TOKENS,
         )
-        began, detail, full, context = monotonic(), "", False, codec.pack_ids(ids)
+        began, detail, full, context = monotonic(), "", False, (codec.pack_ids(ids),)
         try:
             (_, logprobs), _ = await self._sampled(
                 command.replica, request, context, command.timeout_s
@@ -132,19 +134,19 @@ class ReplicaCalls:
         took_s = monotonic() - began
         return e.ReplicaProbed(command.replica, command.life, not detail, detail, took_s, full)
 
-    async def sample(self, command: e.Generate, context: bytes, room: int) -> Reply:
-        """One turn after a packed context. Raises MusterError."""
+    async def sample(self, command: e.Generate, context: Parts, room: int) -> Reply:
+        """One turn after a packed context, read before this waits. Raises MusterError."""
         request = inf.GenerateRequest(
             episode=codec.key_to_pb(command.episode),
             request_id=_name(command),
-            sampling=codec.sampling_to_pb(command.sampling),
+            sampling=_sampling(command.sampling),
             max_tokens=room,
             stop_token_ids=self._codec.stop_ids,
         )
         return await self._sampled(command.replica, request, context, command.timeout_s)
 
     async def _sampled(
-        self, replica: str, request: inf.GenerateRequest, context: bytes, timeout_s: float
+        self, replica: str, request: inf.GenerateRequest, context: Parts, timeout_s: float
     ) -> Reply:
         ids: list[int] = []
         logprobs: list[float] = []
@@ -188,7 +190,7 @@ class ReplicaCalls:
         # Few at a time: they take the places of turns.
         places = self._touches.setdefault(replica, asyncio.Semaphore(_TOUCHES_MAX))
         async with places:
-            await best_effort(lambda: self._sampled(replica, request, context, _TOUCH_S))
+            await best_effort(lambda: self._sampled(replica, request, (context,), _TOUCH_S))
 
 
 async def _closed(parts: object) -> None:
@@ -196,6 +198,9 @@ async def _closed(parts: object) -> None:
     and whatever the collector finds of them it only moves to its next generation."""
     if isinstance(parts, AsyncGenerator):
         await parts.aclose()
+
+
+_sampling = lru_cache(maxsize=64)(codec.sampling_to_pb)  # of each job; nobody changes it
 
 
 def _name(command: e.Generate | e.AbortGenerate) -> str:

@@ -9,6 +9,7 @@ did (docs/results/router.md). Does not cover: the call (replicas.py).
 from __future__ import annotations
 
 from muster.v1 import inference_pb2 as inf
+from services.router.context import Parts
 
 METHOD = "/muster.v1.InferenceService/Generate"
 _LENGTH_DELIMITED = 2  # protobuf's wire type of bytes
@@ -16,9 +17,10 @@ _NUMBER = inf.GenerateRequest.PROMPT_TOKEN_IDS_FIELD_NUMBER
 _TAG = bytes([_NUMBER << 3 | _LENGTH_DELIMITED])
 
 
-def generate_request(rest: inf.GenerateRequest, context: bytes) -> bytes:
-    """`rest`: everything but the prompt. `context`: as codec.pack_ids makes it."""
-    return b"".join((rest.SerializeToString(), _TAG, _varint(len(context)), context))
+def generate_request(rest: inf.GenerateRequest, context: Parts) -> bytes:
+    """`rest`: everything but the prompt. `context`: together what codec.pack_ids makes."""
+    size = sum(len(part) for part in context)
+    return b"".join((rest.SerializeToString(), _TAG, _varint(size), *context))
 
 
 def _varint(number: int) -> bytes:

@@ -9,9 +9,10 @@ conversation and when (calls.py).
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakValueDictionary
 
 from services.router import events as e
-from services.router.conversation import ChatCodec, Opening, opening_of
+from services.router.conversation import ChatCodec, Conversation, Opening, opening_of
 
 _LONG = 1024  # characters, about 0.3 ms of encoding; a thread costs a third of that
 
@@ -25,19 +26,49 @@ class Tokens:
         self._codec, self._block_tokens = codec, block_tokens
         self._openings: dict[tuple[e.Message, ...], Opening] = {}
         self._kept = 0  # tokens of all of them
+        self._making: WeakValueDictionary[tuple[e.Message, ...], asyncio.Lock]
+        self._making = WeakValueDictionary()
+        self._opening: dict[str, asyncio.Event] = {}  # episode id → its opening is under way
         self._seen: dict[str, tuple[str, list[int]]] = {}  # episode id → its next observation
 
     async def opening(self, messages: tuple[e.Message, ...]) -> Opening:
         """The tokens of an opening, made once for all that begin so."""
-        found = self._openings.get(messages)
-        if found is None:
-            found = await asyncio.to_thread(opening_of, self._codec, messages, self._block_tokens)
-            self._keep(messages, found)
-        return found
+        making = self._making.setdefault(messages, asyncio.Lock())
+        async with making:
+            found = self._openings.get(messages)
+            if found is None:
+                found = await asyncio.to_thread(
+                    opening_of, self._codec, messages, self._block_tokens
+                )
+                self._keep(messages, found)
+            return found
 
     def opened(self, messages: tuple[e.Message, ...]) -> Opening | None:
         """The same when it was made before and is still kept."""
         return self._openings.get(messages)
+
+    async def open(
+        self, episode: str, messages: tuple[e.Message, ...], conversation: Conversation
+    ) -> None:
+        """Open an episode's conversation; a long opening is encoded beside the event loop.
+
+        Without messages somebody did that before: waits until it is done.
+        """
+        if not messages:
+            if episode in self._opening:
+                await self._opening[episode].wait()
+            return
+        made = self.opened(messages)
+        if made is None and sum(len(m.text) for m in messages) >= _LONG:
+            self._opening[episode] = done = asyncio.Event()
+            try:
+                made = await self.opening(messages)
+                conversation.open(messages, made)
+            finally:
+                del self._opening[episode]
+                done.set()
+            return
+        conversation.open(messages, made)
 
     def _keep(self, messages: tuple[e.Message, ...], opening: Opening) -> None:
         """As long as there is room; the first that came goes first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from services.router.adapters.calls import Calls
 from services.router.adapters.clocks import Clocks
 from services.router.adapters.reach import reached
 from services.router.blocks import BlockChain
-from services.router.context import Context
+from services.router.context import Context, Parts
 from tests.unit.router.test_conversation import END, Letters
 
 KEY = EpisodeKey("r", "j-00000", 0, 0, 1)
@@ -37,7 +38,7 @@ class Replied(Calls):
     dropped = False
     slow = ""
 
-    async def _sample(self, command: e.Generate, context: bytes, room: int):  # type: ignore[no-untyped-def]
+    async def _sample(self, command: e.Generate, context: Parts, room: int):  # type: ignore[no-untyped-def]
         if self.dropped:
             self.drop(command.episode)
         if command.replica == self.slow:
@@ -62,6 +63,43 @@ async def test_a_reply_that_comes_after_the_end_leaves_nothing_behind() -> None:
     late.dropped = True
     assert isinstance(await late.generate(ASK), e.GenerateFailed)
     assert not late.usage
+
+
+class Slowly(Letters):
+    """Encodes once it may: for a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        self.go.wait(5.0)
+        return super().encode(text, special=special)
+
+
+@pytest.mark.parametrize("by", ["abort", "another"])
+async def test_a_turn_that_is_given_up_while_its_opening_is_encoded_is_opened_once(by: str) -> None:
+    codec = Slowly()
+    world = Replied(codec, no_archive, box_start_timeout_s=1.0)
+    ask = msgspec.structs.replace(ASK, messages=(e.Message("user", "a" * 1500),), context_max=4096)
+    again = msgspec.structs.replace(AGAIN, context_max=4096)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(world.generate(ask))
+        await asyncio.sleep(0)  # it has asked for its opening
+        if by == "abort":
+            world._asked.pop(KEY.id)
+        second = tasks.create_task(world.generate(again))
+        await asyncio.sleep(0)
+        assert not second.done()
+        codec.go.set()
+    answer = second.result()
+    assert isinstance(first.result(), e.GenerateFailed)
+    assert isinstance(answer, e.Generated)
+    assert answer.prompt_tokens > 1500
+    assert [s.kind for s in world.conversation(KEY).take_segments()] == [
+        SegmentKind.PROMPT,
+        SegmentKind.MODEL,
+    ]
 
 
 async def given_up(world: Replied, by: str) -> e.RouterEvent:

@@ -58,7 +58,7 @@ class Ends:
     async def ask(self, turn: int) -> None:
         command = e.Generate(KEY, "r0", turn, 0, (), 64, 2048, SamplingParams(), 5.0)
         try:
-            await self.calls.sample(command, pack_ids([1, 2]), 8)
+            await self.calls.sample(command, (pack_ids([1, 2]),), 8)
         except errors.Exhausted:
             assert self.replica.refuses
         await self.calls.abort(e.AbortGenerate(KEY, "r0", turn, 0))

@@ -21,7 +21,7 @@ REST = {
 @pytest.mark.parametrize("tokens", [0, 1, 31, 32, 4095, 4096, 600_000])
 def test_it_reads_as_the_message_with_that_prompt(tokens: int) -> None:
     context = codec.pack_ids(range(tokens))
-    wire = generate_request(inf.GenerateRequest(**REST), context)
+    wire = generate_request(inf.GenerateRequest(**REST), (context[:8], bytearray(context[8:])))
     asked = inf.GenerateRequest(prompt_token_ids=context, **REST)
     assert inf.GenerateRequest.FromString(wire) == asked
 
