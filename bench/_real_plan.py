@@ -39,11 +39,13 @@ _BF16 = 2
 
 
 class Size(Value, frozen=True):
-    """How much is run. Trajectories: groups × group_size × batches. calibration_s: of replies."""
+    """How much is run. Trajectories: groups × group_size × batches. calibration_s: or a little
+    longer, until there are that many entries (turns and ends)."""
 
     groups: int
     batches: int
     calibration_s: float
+    calibration_entries: int
     turns: Spread
     turns_max: int
     reserve_tokens: int  # about 0.6 of what an episode grows by, as simulated
@@ -68,6 +70,7 @@ FULL = Size(
     groups=8,
     batches=4,
     calibration_s=360.0,
+    calibration_entries=800,
     turns=TB_LIKE.turns,
     turns_max=100,
     reserve_tokens=1_250,
@@ -75,7 +78,8 @@ FULL = Size(
 QUICK = Size(
     groups=2,
     batches=1,
-    calibration_s=40.0,
+    calibration_s=60.0,
+    calibration_entries=60,
     turns=Spread(5, 0.6),
     turns_max=12,
     reserve_tokens=250,

@@ -97,7 +97,10 @@ _VERIFIER = "#!/usr/bin/bash\nprintf '1\\n' > /logs/verifier/reward.txt\n"
 
 
 class Setup(Value, frozen=True):
-    """One run of one arm. model: the folder that the services load. for_s: it ends then; 0: not."""
+    """One run of one arm. model: the folder that the services load.
+
+    for_s: it ends then, or a little later, once there are so many `entries`; 0: with its batches.
+    """
 
     arm: str
     book: Book
@@ -106,6 +109,7 @@ class Setup(Value, frozen=True):
     size: Size
     model: str
     for_s: float = 0.0
+    entries: int = 0  # turns and ends
 
     @property
     def groups(self) -> int:
@@ -120,8 +124,16 @@ def setup(arm: str, book: Book, size: Size, model: Path) -> Setup:
 
 def calibration(book: Book, size: Size, model: Path) -> Setup:
     """Without admission, for a time: as much at once, and as little KV for it, as in the runs."""
-    batches = CALIBRATION_BATCHES
-    return Setup("strong", book, batches, AHEAD_BATCHES, size, str(model), size.calibration_s)
+    return Setup(
+        "strong",
+        book,
+        CALIBRATION_BATCHES,
+        AHEAD_BATCHES,
+        size,
+        str(model),
+        for_s=size.calibration_s,
+        entries=size.calibration_entries,
+    )
 
 
 def requests(book: Book) -> int:

@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, 1 when a service ended before its time."""
     parser = _results.parser(__doc__ or "")
     parser.add_argument("--batches", type=int, help="of each arm; default: 4, with --quick 1")
-    parser.add_argument("--calibration-s", type=float, help="default: 360, with --quick 40")
+    parser.add_argument("--calibration-s", type=float, help="default: 360, with --quick 60")
     parser.add_argument("--seed", type=int, default=SEED, help="of the plans")
     parser.add_argument("--keep", type=Path, help="a new folder for configurations, logs, records")
     asked = parser.parse_args(arguments)

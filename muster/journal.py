@@ -22,7 +22,8 @@ _BEGINS = b'{"machine":'  # as every header does
 
 
 class Header(Value, frozen=True):
-    """First line: which machine, under which rules."""
+    """First line: which machine, under which rules. `format`: of its events and commands, from the
+    rules' `journal_format` (1 where they have none)."""
 
     machine: str
     rules: Any
@@ -54,7 +55,7 @@ class Journal:
     def __init__(self, path: Path, machine: str, rules: object):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = _unused(path).open("xb")
-        header = _encoder.encode(Header(machine, rules))
+        header = _encoder.encode(Header(machine, rules, _format(rules)))
         self._chain = _link("", header)
         self._file.write(header + b"\n")
         self._file.flush()
@@ -97,7 +98,10 @@ def verify(path: Path) -> Replay:
                 return Replay(str(path), "ended at its start", 0, 0)  # torn by a crash
             header = msgspec.json.decode(first, type=Header)
             kind: Any = entry_points(group="muster.machines")[header.machine].load()
-            machine = kind(msgspec.convert(header.rules, kind.rules_type))
+            if header.format == _format(kind.rules_type):
+                machine = kind(msgspec.convert(header.rules, kind.rules_type))
+            else:
+                raise _other_format(path, header, _format(kind.rules_type))
         except (msgspec.DecodeError, KeyError) as error:
             raise InvalidInput(
                 f"not a journal of a known machine ({error})",
@@ -121,6 +125,21 @@ def verify(path: Path) -> Replay:
                     str(path), header.machine, events, commands, f"line {number + 1}: {problem}"
                 )
     return Replay(str(path), header.machine, events, commands)
+
+
+def _format(rules: object) -> int:
+    return int(getattr(rules, "journal_format", 1))
+
+
+def _other_format(path: Path, header: Header, ours: int) -> InvalidInput:
+    age = "an older" if header.format < ours else "a newer"
+    return InvalidInput(
+        f"this journal of the {header.machine} was written by {age} Muster: its commands have "
+        f"format {header.format}, this one replays format {ours}",
+        field="FILE",
+        value=path,
+        way_out="replay it with the Muster that wrote it",
+    )
 
 
 def _step(machine: Any, kind: Any, text: bytes, chain: str) -> tuple[str, str, Line | None]:

@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 
 from muster.outcome import End, Evidence, Failure, Verdict, judge, needs_rerun
-from muster.types import EpisodeKey, EpisodeState, OutcomeLabel
+from muster.types import EpisodeKey, EpisodeState, OutcomeLabel, SamplingParams, Value
 from services.router import events as e
 from services.router.account import Account
 from services.router.fleet import Fleet
+from services.router.hosts import Picked
 from services.router.rules import RouterRules
 
 Commands = list[e.RouterCommand]
@@ -36,29 +37,33 @@ class Phase(StrEnum):
     OVER = "over"
 
 
+class Given(Value, frozen=True):
+    """What an attempt is made of. `fresh`: a former router may have left a box of it that no record
+    names."""
+
+    key: EpisodeKey
+    task: e.TaskInfo
+    sampling: SamplingParams
+    rules: RouterRules
+    replays_max: int
+    fresh: bool = False
+
+
 class Attempt(ABC):
     """Its box and its end. Every `on_*` takes an event of this attempt and answers commands."""
 
-    def __init__(
-        self,
-        key: EpisodeKey,
-        task: e.TaskInfo,
-        rules: RouterRules,
-        *,
-        fresh: bool = False,
-        replays_max: int,
-    ):
-        """`fresh`: a former router may have left a box of this attempt that no record names."""
-        self.key, self.task, self.rules = key, task, rules
-        self.id = key.id
+    def __init__(self, given: Given):
+        self.key, self.task, self.rules = given.key, given.task, given.rules
+        self.id = given.key.id
         self.phase = Phase.BOX
         self.turn = self.turns_recorded = 0
         self.host = self.box = self.replica = ""
+        self.picked = Picked("")  # the newest choice of a host
         self.label: OutcomeLabel | None = None
         self.replays = 0  # boxes rebuilt, durably
         self.account = Account()
-        self._fresh = fresh
-        self._replays_max = replays_max
+        self._fresh = given.fresh
+        self._replays_max = given.replays_max
         self._lost_host = ""  # a new box had better be elsewhere
         self._rebuilds = 0  # begun
         self._killed: dict[int, set[str]] = {}  # turn → hosts that went while its command ran
@@ -85,11 +90,13 @@ class Attempt(ABC):
 
     def start(self, fleet: Fleet, now: float) -> Commands:
         """Ask a host for a box; wait when there is none."""
-        self.host = fleet.hosts.pick(now, avoid=self._lost_host, builds=self.task.builds)
+        picked = fleet.hosts.pick(now, avoid=self._lost_host, builds=self.task.builds)
+        self.host = picked.host
         if not self.host:
             self._wake_at = now + self.rules.retry_after_s
             return []
-        self._wake_at = None
+        self._wake_at, self.picked = None, picked
+        home, home_terms = fleet.seat(self.id)
         return [
             e.AcquireBox(
                 episode=self.key,
@@ -98,6 +105,10 @@ class Attempt(ABC):
                 task_digest=self.task.digest,
                 limits=self.rules.limits,
                 fresh=self._fresh or self._rebuilds > 0,
+                why=picked.why,
+                terms=picked.terms,
+                home=home,
+                home_terms=home_terms,
             )
         ]
 

@@ -39,7 +39,11 @@ class OpenGroup(Command, frozen=True):
 
 
 class AcquireBox(Command, frozen=True):
-    """→ BoxAcquired or BoxRefused."""
+    """→ BoxAcquired or BoxRefused.
+
+    `why`, `terms`: as Picked of hosts.py. `home`: the replica of its seat, "" without one;
+    `home_terms`: at launch, tokens given room on the replicas that were thought to have any.
+    """
 
     episode: EpisodeKey
     host: str
@@ -47,6 +51,10 @@ class AcquireBox(Command, frozen=True):
     task_digest: str
     limits: Limits
     fresh: bool = False  # end whatever box this attempt has on that host
+    why: str = ""
+    terms: dict[str, float] = {}
+    home: str = ""
+    home_terms: dict[str, float] = {}
 
 
 class Generate(Command, frozen=True):
@@ -56,6 +64,8 @@ class Generate(Command, frozen=True):
     `why`: the reason for this replica; `terms`: what each candidate that was weighed was thought to
     cost, seconds or the policy's own unit; of a seat that was kept, or let on after a hold, the
     seconds of its prefill alone. `cached`: tokens of the context thought to be in its cache.
+    `held`: why it was held for KV before this turn, as Row.hold_terms has it, and `held_s` for how
+    long; empty when it was not.
     """
 
     episode: EpisodeKey
@@ -70,6 +80,7 @@ class Generate(Command, frozen=True):
     why: str = ""
     terms: dict[str, float] = {}
     cached: int = 0
+    held: dict[str, float] = {}
 
 
 class AbortGenerate(Command, frozen=True):

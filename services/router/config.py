@@ -97,6 +97,8 @@ class RouterConfig(Section):
     included."""
     hold_fill: float = Field(0.97, gt=0, le=1)
     """Share of a replica's KV credit that conversations may fill."""
+    credit_ttl_max_s: float = Field(_RULES.credit_ttl_max_s, ge=2, le=600)
+    """Longest time for which a replica's KV credit counts, whatever the replica says."""
     migrate_prefill_s: float = Field(6.0, ge=0)
     """A held conversation moves to another replica when its prefill there costs no more, by the
     costs below."""
@@ -191,6 +193,7 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
         reserve_tokens=min(section.reserve_tokens, section.context_tokens_max),
         launch_fill=section.launch_fill,
         hold_fill=section.hold_fill,
+        credit_ttl_max_s=section.credit_ttl_max_s,
         migrate_prefill_s=section.migrate_prefill_s,
         keepalive_tokens=section.keepalive_tokens,
         prefill_base_s=section.prefill_base_s,

@@ -11,31 +11,22 @@ box and end (attempt.py), requests and waits (sampling.py), which sibling runs (
 from __future__ import annotations
 
 from muster.outcome import End, Failure, verifiable
-from muster.types import EpisodeKey, EpisodeState, SamplingParams
+from muster.types import EpisodeState
 from services.router import chat
 from services.router import events as e
-from services.router.attempt import Commands
+from services.router.attempt import Commands, Given
 from services.router.attempt import Phase as Phase
 from services.router.fleet import Fleet
 from services.router.rebuild import Rebuild, recorded
-from services.router.rules import RouterRules
 from services.router.sampling import Sampling
 
 
 class Episode(Sampling):
     """State of one attempt. Every `on_*` takes an event of this attempt and answers commands."""
 
-    def __init__(
-        self,
-        key: EpisodeKey,
-        task: e.TaskInfo,
-        sampling: SamplingParams,
-        rules: RouterRules,
-        *,
-        fresh: bool = False,
-        replays_max: int,
-    ):
-        super().__init__(key, task, sampling, rules, fresh=fresh, replays_max=replays_max)
+    def __init__(self, given: Given):
+        super().__init__(given)
+        task, rules = given.task, given.rules
         self.turns_max = min(task.max_turns or rules.turns_max, rules.box_steps_max)
         self.command, self.step_timeout_s = "", 0.0
         self._budget_s = min(
@@ -113,13 +104,14 @@ class Episode(Sampling):
         for turn in record.turns:
             self.account.restore_turn(turn)
             self._recorded(turn)
-        fleet.adopt(self._request())
-        if record.intent is None:
-            return self._advance(fleet, now)
         intent = record.intent
-        self.account.restore_reply(intent)
-        self.account.intervals = list(intent.intervals)
-        self.replica = intent.replica
+        if intent is not None:  # its reply is the newest thing that its cache holds
+            self.account.restore_reply(intent)
+            self.account.intervals = list(intent.intervals)
+            self.replica, self._observed = intent.replica, 0
+        fleet.adopt(self._request())
+        if intent is None:
+            return self._advance(fleet, now)
         self.command, self.step_timeout_s = intent.command, intent.timeout_s
         self._resumed_turn = intent.turn
         return self._exec()

@@ -126,6 +126,7 @@ class ReplicaTold(Event, frozen=True):
     steps: int = 0
     detail: str = ""
     updating: bool = False  # weights are being applied: its engine stands still meanwhile
+    trip_s: float = 0.0  # from the question to this answer; 0: unknown
 
 
 class ReplicaSilent(Event, frozen=True):

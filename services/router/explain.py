@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from muster.types import Waiting
+from services.router import choices
 from services.router import events as e
 from services.router.episode import Episode, Phase
 from services.router.fleet import Fleet
@@ -198,7 +199,8 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
     if subject in picture.groups:
         return of_group(picture.groups[subject], picture)
     if subject in picture.episodes:
-        return [of_episode(picture.episodes[subject], picture)]
+        episode = picture.episodes[subject]
+        return [*choices.of(episode, picture.fleet), of_episode(episode, picture)]
     group, _, rest = subject.partition(".")
     number = rest.partition(".")[0]
     known = picture.groups.get(group)

@@ -28,13 +28,14 @@ HELD, NO_REPLICA = "held", "no_replica"
 class Placed(Value, frozen=True):
     """Where a turn goes; `replica` is empty when it waits, `why` says for what.
 
-    `terms`: as in Generate; `cached`: tokens thought to be there.
+    `terms`, `held`: as in Generate; `cached`: tokens thought to be there.
     """
 
     replica: str
     why: str
     terms: dict[str, float] = {}
     cached: int = 0
+    held: dict[str, float] = {}
 
 
 class Fleet:
@@ -103,6 +104,8 @@ class Fleet:
         lost: tuple[str, ...] = ()
         match event:
             case e.ReplicaTold():
+                if event.ttl_s > self._rules.credit_ttl_max_s:
+                    event = replace(event, ttl_s=self._rules.credit_ttl_max_s)
                 lost = self.health.told(event, version, now)
                 for replica in lost:
                     self._lose(replica)
@@ -121,7 +124,9 @@ class Fleet:
             return
         tokens = event.credit_tokens if event.serving else 0
         anew, cold = self.loads.told(replica, event.life, event.block_size, event.version)
-        self.loads.loads[replica].credit_tokens = tokens
+        load = self.loads.loads[replica]
+        load.credit_tokens = tokens
+        load.trip(event.trip_s)
         if self.seats is not None:
             self.seats.told(replica, tokens, now + event.ttl_s, anew=anew)
             if cold:
@@ -206,6 +211,10 @@ class Fleet:
         context = context_tokens or self._rules.reserve_tokens  # unknown: as a young one may grow
         return self.seats is None or self.seats.launch(episode, group, context, now)
 
+    def seat(self, episode: str) -> tuple[str, dict[str, float]]:
+        """The replica of its seat, "" without one, and as in AcquireBox why that."""
+        return self.seats.launched(episode) if self.seats is not None else ("", {})
+
     def adopt(self, request: TurnRequest) -> None:
         """Go on with a conversation that a former router launched."""
         if self.seats is not None:
@@ -270,7 +279,7 @@ class Fleet:
         cached = self.loads.sent(request, replica, self._kept(request))
         if not terms:
             terms = {replica: self._costs.prefill_s(request.context_tokens - cached)}
-        return Placed(replica, why, terms, cached)
+        return Placed(replica, why, terms, cached, seats.hold_over(episode, now))
 
     def _by_policy(self, request: TurnRequest, now: float, avoid: str) -> Placed:
         placed = self._choose(request, now, avoid)

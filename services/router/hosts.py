@@ -6,7 +6,19 @@ Does not cover: replicas (fleet.py), what a host may refuse (builders.py).
 
 from __future__ import annotations
 
+from muster.types import Value
 from services.router.events import Host
+
+_WEIGHED = 8  # hosts that one choice names
+
+
+class Picked(Value, frozen=True):
+    """The host of a box, "" when there is none, and why; `terms`: boxes that it and the next best
+    had, by host."""
+
+    host: str
+    why: str = ""
+    terms: dict[str, float] = {}
 
 
 class Hosts:
@@ -41,18 +53,20 @@ class Hosts:
         """Prefer others for a while."""
         self._suspect_until[host] = now + self._suspect_s
 
-    def pick(self, now: float, *, avoid: str = "", builds: bool = False) -> str:
-        """The live host with the fewest boxes, "" when there is none; counts the box.
+    def pick(self, now: float, *, avoid: str = "", builds: bool = False) -> Picked:
+        """The live host with the fewest boxes; counts the box.
 
         `avoid` is chosen only when there is no other. `builds`: only one that builds Dockerfiles.
         """
         fit = sorted(h.id for h in self._hosts.values() if h.builds or not builds)
         known = [h for h in fit if h != avoid] or fit
         live = [h for h in known if self._suspect_until.get(h, now) <= now]
-        chosen = min(live or known, key=lambda h: self._boxes.get(h, 0), default="")
-        if chosen:
-            self.adopted(chosen)
-        return chosen
+        ranked = sorted(live or known, key=lambda h: self._boxes.get(h, 0))
+        if not ranked:
+            return Picked("")
+        terms: dict[str, float] = {h: self._boxes.get(h, 0) for h in ranked[:_WEIGHED]}
+        self.adopted(ranked[0])
+        return Picked(ranked[0], "fewest_boxes" if len(ranked) > 1 else "only_host", terms)
 
     def adopted(self, host: str) -> None:
         """Count a box there."""

@@ -10,6 +10,7 @@ import msgspec
 
 from muster.types import EpisodeKey, group_id
 from services.router import events as e
+from services.router.attempt import Given
 from services.router.ceiling import InfraCeiling
 from services.router.episode import Episode
 from services.router.fleet import Fleet
@@ -75,12 +76,14 @@ def begin(
     sibling = group.siblings[key.sibling]
     seed = mix(job.spec.sampling.seed, group.index, key.sibling, key.attempt)
     episode = Episode(
-        key,
-        group.task,
-        msgspec.structs.replace(job.spec.sampling, seed=seed),
-        rules,
-        fresh=sibling.started,
-        replays_max=job.spec.policy.repairs(rules.repairs_max),
+        Given(
+            key,
+            group.task,
+            msgspec.structs.replace(job.spec.sampling, seed=seed),
+            rules,
+            replays_max=job.spec.policy.repairs(rules.repairs_max),
+            fresh=sibling.started,
+        )
     )
     tokens, marks = group.prompt
     # What a former router's turns left in a cache, its home knows; the index starts anew.

@@ -7,13 +7,16 @@ counts along. Does not cover: who is chosen (placements.py), who may go on (seat
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.events import Generated
 from services.router.placements import Mark, ReplicaView, TurnRequest
 from services.router.prefix import PrefixIndex
 from services.router.rules import RouterRules
+
+_TRIPS = 16  # calls, one a second, by which the way to a replica is known
 
 
 @dataclass(slots=True)
@@ -29,6 +32,23 @@ class Load:
     queued_tokens: int = 0
     load_tokens: int = 0
     credit_tokens: int = 0
+    distance_s: float = 0.0  # of a call to it and back, its machine's queues left out
+    _trips: deque[float] = field(default_factory=lambda: deque(maxlen=_TRIPS))
+
+    def trip(self, seconds: float) -> None:
+        """A short call to it took so long; 0: unknown.
+
+        The shortest of the last ones is the way: all else is waiting, which comes and goes. Parts
+        of a millisecond are not told apart, so that replicas of one machine stay equal.
+        """
+        if seconds > 0:
+            self._trips.append(seconds)
+            self.distance_s = int(min(self._trips) * 1000) / 1000
+
+    def elsewhere(self) -> None:
+        """Another process has its name, maybe on another machine."""
+        self._trips.clear()
+        self.distance_s = 0.0
 
 
 @dataclass(slots=True)
@@ -86,6 +106,7 @@ class Loads:
         cold = self.serves(replica, version) or anew
         if anew:
             load.version = version
+            load.elsewhere()
             self._index.clear(replica)
         return anew, cold
 
@@ -216,6 +237,7 @@ class Loads:
                 cached_tokens=self.cached(replica, request.marks)
                 or (kept if replica == request.home else 0),
                 group_sessions=self._siblings.get((request.group, replica), 0),
+                distance_s=load.distance_s,
             )
             for replica, load in self.loads.items()
         )

@@ -143,6 +143,7 @@ class RouterMachine:
             episode = self._episodes.pop(key.id, None)
             if episode is not None:
                 sibling.running = False
+                self._groups.jobs[group.job].turns += episode.turns_recorded
                 commands += episode.cancel(self._fleet)
             elif sibling.resume is not None:  # a former router's, not gone on with yet
                 left, sibling.resume = sibling.resume, None

@@ -29,7 +29,7 @@ class ReplicaView(Value, frozen=True):
     queued_tokens: int = 0  # uncached tokens sent and not answered
     cached_tokens: int = 0  # of this request's context
     group_sessions: int = 0  # siblings at home there
-    distance_s: float = 0.0  # from its machine to the conversation's box and back
+    distance_s: float = 0.0  # of one turn: the call to it and the answer back
 
 
 class TurnRequest(Value, frozen=True):

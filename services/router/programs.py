@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 Key = tuple[float, ...]
@@ -43,6 +43,8 @@ class Program:
     granted: bool = False  # held, then let on; its turn has not begun yet
     waited: bool = False  # it was held, since `since`, by a home that is lost
     key: Key = ()
+    weighed: dict[str, float] = field(default_factory=dict)  # reserved, by replica, at launch
+    hold: dict[str, float] = field(default_factory=dict)  # of its last hold, until its turn begins
 
 
 class Row:
@@ -92,6 +94,14 @@ class Row:
     def ranks(self, program: Program) -> None:
         """Give one that is not counted now its place in the order."""
         program.key = self._rank(program)
+
+    def hold_terms(self, program: Program, kv: float, now: float) -> dict[str, float]:
+        """Why one that is not counted now is held, for the record: `tokens` that it needs, `kv`
+        that may be filled, `live` and `load` tokens of the others that are not held and of all, how
+        many rank `before` it, `since` when (steady seconds)."""
+        before = bisect_left(self.ranked, (program.key, program))
+        tokens = {"tokens": program.context, "kv": kv, "live": self.live, "load": self.load}
+        return {**tokens, "before": before, "since": now}
 
     def above(self, program: Program, most: float) -> int:
         """Σ contexts of those that outrank it; counted no further than above `most`."""

@@ -86,8 +86,9 @@ def of_job(
     version: int,
     waiting: Reason,
 ) -> JobProgress:
-    """The counts of a job. `waiting`: see waiting_for()."""
+    """The counts of a job, turns of running attempts included. `waiting`: see waiting_for()."""
     mine = {g.id for g in groups.values() if g.job == job.spec.id}
+    running = [e for e in episodes.values() if e.key.group in mine]
     return JobProgress(
         job=job.spec.id,
         state=job.state,
@@ -96,9 +97,9 @@ def of_job(
         groups_complete=job.complete,
         groups_trained=job.trained,
         groups_filtered=job.filtered,
-        episodes_running=sum(e.key.group in mine for e in episodes.values()),
+        episodes_running=len(running),
         episodes_finished=job.episodes_finished,
-        turns=job.turns,
+        turns=job.turns + sum(e.turns_recorded for e in running),
         repairs=job.repairs,
         outcomes=dict(sorted(job.outcomes.items())),
         policy_version=version,

@@ -16,7 +16,7 @@ from services.router.programs import Row
 from services.router.ranks import rank_of
 from services.router.rules import RouterRules
 
-_SHOWN = 4  # replicas of one text
+_SHOWN = 4  # replicas of one text, beside the chosen one
 Admits = Callable[[str, float], bool]
 Why = Callable[[str, float], str]
 """For people: why a replica does not do something; "" when it does."""
@@ -53,6 +53,11 @@ class Rooms:
             elif (not best or row.reserved < least) and self._welcomes(replica, now):
                 best, least = replica, row.reserved
         return best
+
+    def _given(self, best: str) -> dict[str, float]:
+        """Tokens given room on the replicas that may have any; that of `best` among them."""
+        shown = {best, *sorted(self._roomy)[:_SHOWN]}
+        return {replica: self._rows[replica].reserved for replica in sorted(shown)}
 
     @property
     def roomy(self) -> bool:

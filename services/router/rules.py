@@ -6,11 +6,18 @@ opens with these rules replays. Does not cover: where they come from (config.py)
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from muster.types import Limits, Value
 
 
 class RouterRules(Value, frozen=True):
-    """The machine's whole configuration; units in the names."""
+    """The machine's whole configuration; units in the names.
+
+    `journal_format` grows when commands get other fields: older journals are refused then.
+    """
+
+    journal_format: ClassVar[int] = 2  # 2: AcquireBox and Generate carry why, holds included
 
     run: str
     owner_epoch: int
@@ -60,6 +67,7 @@ class RouterRules(Value, frozen=True):
     decode_base_s: float = 0.0106  # of a step, + per running request, + per token of context
     decode_request_s: float = 0.00042
     decode_context_s: float = 1.42e-7
+    credit_ttl_max_s: float = 60.0  # a credit counts no longer, whatever the replica says
     probe_timeout_s: float = 20.0
     probe_pause_s: float = 2.0  # after a failed probe, doubled up to …
     probe_pause_max_s: float = 60.0

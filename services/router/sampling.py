@@ -13,30 +13,21 @@ from abc import abstractmethod
 import msgspec
 
 from muster.outcome import End, Failure
-from muster.types import EpisodeKey, SamplingParams
+from muster.types import SamplingParams
 from services.router import chat
 from services.router import events as e
-from services.router.attempt import Attempt, Commands, Phase
-from services.router.fleet import HELD, Fleet
+from services.router.attempt import Attempt, Commands, Given, Phase
+from services.router.fleet import HELD, Fleet, Placed
 from services.router.placements import Mark, TurnRequest
-from services.router.rules import RouterRules
 
 
 class Sampling(Attempt):
     """An attempt, as far as its replies go."""
 
-    def __init__(
-        self,
-        key: EpisodeKey,
-        task: e.TaskInfo,
-        sampling: SamplingParams,
-        rules: RouterRules,
-        *,
-        fresh: bool = False,
-        replays_max: int,
-    ):
-        super().__init__(key, task, rules, fresh=fresh, replays_max=replays_max)
-        self.sampling = sampling
+    def __init__(self, given: Given):
+        super().__init__(given)
+        self.sampling = given.sampling
+        self.placed = Placed("", "")  # the newest request, once there is one
         self._prompt_tokens = 0  # that its group shares
         self.held_for_kv = False
         self._marks: tuple[Mark, ...] = ()  # of the prompt and its turns, in order
@@ -44,7 +35,7 @@ class Sampling(Attempt):
         self._held_since: float | None = None  # since when no replica takes it
         self._full = ""  # the replica that took nothing when it was asked last
         self._held = False  # it had to wait: for a replica, a retry, a router
-        self._messages = chat.opening(task.instruction)
+        self._messages = chat.opening(given.task.instruction)
 
     @abstractmethod
     def _said(self, event: e.Generated) -> Commands:
@@ -79,6 +70,7 @@ class Sampling(Attempt):
         if not placed.replica:
             return self._hold(now)
         self.phase, self.replica, self._wake_at = Phase.GENERATE, placed.replica, None
+        self.placed = placed
         return [
             e.Generate(
                 episode=self.key,
@@ -93,6 +85,7 @@ class Sampling(Attempt):
                 why=placed.why,
                 terms=placed.terms,
                 cached=placed.cached,
+                held=placed.held,
             )
         ]
 

@@ -86,7 +86,9 @@ class Seats(Rooms):
         """Give a new conversation the emptiest home that has room; False when none has."""
         best = self._emptiest(now, context)
         if best:
-            self._rows[best].put(self._enrolled(id_, group, context, best))
+            program = self._enrolled(id_, group, context, best)
+            program.weighed = self._given(best)
+            self._rows[best].put(program)
         return bool(best)
 
     def adopt(self, id_: str, group: str, context: int, wish: str) -> None:
@@ -132,6 +134,8 @@ class Seats(Rooms):
             row.put(program)
             return home
         if program.state is not State.HELD:
+            if not program.hold:
+                program.hold = row.hold_terms(program, kv, now)
             self._hold(program, now)
         row.put(program)
         self._changed.add(home)
@@ -221,18 +225,38 @@ class Seats(Rooms):
         """For people: what a held one lacks, and who goes first there ("" when nobody does).
         `why`: what keeps a replica from taking turns beside its KV."""
         program = self._programs[id_]
-        row, kv = self._rows[program.home], self._kv(program.home, now)
-        reason = why(program.home, now)
+        home = program.home
+        row, kv = self._rows[home], self._kv(home, now)
+        reason = why(home, now)
         if not kv or reason:
-            reason = reason or f"{program.home} grants no room in its KV cache"
-            return f"{program.home}, its home, which takes no turn now ({reason})", ""
+            reason = reason or f"{home} grants no room in its KV cache"
+            return f"{home}, its home, which takes no turn now ({reason})", ""
         first = row.ranked[0][1]
+        queue = [held for _, held in row.held].index(program)
         told = (
-            f"room in the KV cache of {program.home}: its {program.context:,} tokens do not fit "
-            f"beside the {row.live:,} of {kv:,.0f} that others fill; it goes on when one of them "
-            "has ended its turn and does not fit either, or leaves"
+            f"room in the KV cache of {home}: it needs {program.context:,} tokens, others fill "
+            f"{row.live:,} of {kv:,.0f}"
         )
+        if self._rules.admission == "kv_fit":
+            told += f" (at most {100 * self._rules.hold_fill:.0f} % may be filled)"
+        if queue:
+            told += f" and {queue} held there go{'es' * (queue == 1)} first"
+        told += "; it goes on when one of them ends or has to wait itself"
         return told, first.id if first is not program else ""
+
+    def launched(self, id_: str) -> tuple[str, dict[str, float]]:
+        """Its home, and what the replicas with room had given away when it got it."""
+        program = self._programs.get(id_)
+        return (program.home, program.weighed) if program is not None else ("", {})
+
+    def hold_over(self, id_: str, now: float) -> dict[str, float]:
+        """Its turn begins: why it was held before that, and for how long; {} when it was not."""
+        program = self._programs[id_]
+        terms = program.hold
+        if terms:
+            program.hold = {}
+            terms["held_s"] = now - terms.pop("since")
+        return terms
 
     def seated(self, id_: str) -> bool:
         return id_ in self._programs

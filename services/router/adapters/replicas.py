@@ -20,7 +20,7 @@ import grpc
 
 from muster import codec, rpc, telemetry
 from muster.clock import monotonic
-from muster.errors import Exhausted, Fenced, MusterError, Unavailable
+from muster.errors import Exhausted, Fenced, InvalidInput, MusterError, Unavailable
 from muster.types import EpisodeKey, SamplingParams, VersionSpan
 from muster.v1 import inference_pb2 as inf
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
@@ -86,9 +86,12 @@ class ReplicaCalls:
     ) -> e.ReplicaTold | e.ReplicaSilent:
         """Ask for a credit. Raises Fenced when a newer router owns the run."""
         request = inf.GrantKvRequest(run=run, owner_epoch=owner_epoch)
+        asked = monotonic()
         try:
             with rpc.calling(f"GrantKv on {replica}"):
                 told = await self._engine(replica).GrantKv(request, timeout=_GRANT_S)
+            trip_s = monotonic() - asked
+            _check(told)
         except Fenced:
             raise
         except MusterError as error:
@@ -99,13 +102,14 @@ class ReplicaCalls:
             version=told.version,
             serving=told.state == inf.REPLICA_STATE_SERVING,
             credit_tokens=max(0, told.credit_tokens),
-            ttl_s=told.ttl_s if math.isfinite(told.ttl_s) else 0.0,
+            ttl_s=told.ttl_s,
             block_size=told.block_size,
             running=told.running,
             waiting=told.waiting,
             steps=told.steps,
             detail=told.detail,
             updating=told.updating,
+            trip_s=trip_s,
         )
 
     async def probe(self, command: e.ProbeReplica, run: str, owner_epoch: int) -> e.ReplicaProbed:
@@ -219,6 +223,17 @@ def _check_reply(ids: list[int], logprobs: list[float], spans: tuple[VersionSpan
             f"the replica answered {len(ids)} tokens, {len(logprobs)} log-probabilities and "
             f"versions for {covered}",
             way_out="the turn is asked for again",
+        )
+
+
+def _check(told: inf.GrantKvResponse) -> None:
+    """Refuse a credit whose end cannot be known."""
+    if not (math.isfinite(told.ttl_s) and told.ttl_s > 0):
+        raise InvalidInput(
+            "a credit has to end some seconds from now",
+            field="ttl_s",
+            value=told.ttl_s,
+            way_out="let the replica grant a finite time above 0 (inference.credit_ttl_s)",
         )
 
 

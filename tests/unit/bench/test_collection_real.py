@@ -239,18 +239,27 @@ def test_a_calibration_is_as_large_and_as_short_of_kv_as_the_runs(tmp_path: Path
 
 
 class Stuck:
-    """A trainer to whom no batch ever comes."""
+    """A trainer to whom no batch ever comes, of a run in which little happens."""
+
+    def __init__(self) -> None:
+        self.looks = 0
 
     async def train(self, batches: int) -> None:
         await asyncio.Event().wait()
 
+    async def recorded(self) -> int:
+        self.looks += 1
+        return self.looks
 
-async def test_a_run_of_so_many_seconds_ends_then(tmp_path: Path) -> None:
-    setup = replace(asked("strong", tmp_path), for_s=0.01)
-    await trained(Stuck(), setup)
+
+@pytest.mark.parametrize("entries", [0, 3, 1_000_000])
+async def test_a_run_of_so_many_seconds_ends_soon_whatever_was_recorded(
+    tmp_path: Path, entries: int
+) -> None:
+    await trained(Stuck(), replace(asked("strong", tmp_path), for_s=0.01, entries=entries))
 
 
-class Late:
+class Late(Stuck):
     """A trainer who waited too long for a batch."""
 
     async def train(self, batches: int) -> None:

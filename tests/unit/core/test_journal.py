@@ -205,3 +205,11 @@ def test_the_command_refuses_a_path_without_journals(tmp_path: Path) -> None:
         told = muster(path)
         assert told.exit_code == 2
         assert "there is no journal" in told.stderr
+
+
+def test_a_journal_of_another_format_is_refused_and_not_called_wrong(
+    plugin: Any, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin.Rules, "journal_format", 2, raising=False)
+    with pytest.raises(InvalidInput, match="an older Muster: its commands have format 1"):
+        verify(recorded)

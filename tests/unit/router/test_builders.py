@@ -125,10 +125,10 @@ def test_any_other_task_is_taken(unbuildable: str, hosts: list[dict[str, str]]) 
 def test_such_a_task_gets_its_box_only_where_one_can_be_built() -> None:
     hosts = Hosts()
     hosts.listed(HOSTS)
-    assert {hosts.pick(0.0, builds=True) for _ in range(3)} == {"d"}
-    assert hosts.pick(0.0, builds=True, avoid="d") == "d"
+    assert {hosts.pick(0.0, builds=True).host for _ in range(3)} == {"d"}
+    assert hosts.pick(0.0, builds=True, avoid="d").host == "d"
     hosts.listed(HOSTS[:1])
-    assert hosts.pick(0.0, builds=True) == ""
+    assert hosts.pick(0.0, builds=True).host == ""
 
 
 def test_an_episode_waits_for_such_a_host() -> None:

@@ -10,10 +10,11 @@ from tests.unit.router.world import World, job
 
 def test_a_held_episode_tells_why_and_leads_to_the_one_that_goes_first() -> None:
     world = held()
-    [line] = world.said("j-00000.1.0")
+    *_, line = world.said("j-00000.1.0")
     assert line.state == "turn 1: held"
-    assert line.waits_for.startswith(
-        "room in the KV cache of r0: its 400 tokens do not fit beside the 600 of 1,000"
+    assert line.waits_for == (
+        "room in the KV cache of r0: it needs 400 tokens, others fill 600 of 1,000 "
+        "(at most 97 % may be filled); it goes on when one of them ends or has to wait itself"
     )
     assert line.next_command == "muster explain j-00000.0.0"
 
@@ -38,7 +39,7 @@ def test_a_fleet_in_which_nobody_is_proven_tells_why() -> None:
 def test_one_whose_replica_takes_no_turn_now_tells_that() -> None:
     world = Fleet().on(e.ProbeReplica, silent).feed(job(size=1, max_turns=9))
     world.feed(told(serving=False, credit_tokens=0, detail="it takes weights")).wait(1.0)
-    [line] = world.said("j-00000.0.0")
+    *_, line = world.said("j-00000.0.0")
     assert line.waits_for == "a replica that takes it (r0 serves nothing: it takes weights)"
 
 

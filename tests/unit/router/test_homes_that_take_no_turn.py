@@ -107,7 +107,7 @@ def test_where_no_replica_takes_turns_any_more_the_wait_is_bounded_and_its_reaso
     for _ in range(40):
         world.now += 1
         world.feed(told("r0", credit_tokens=0), e.Tick())
-    said = world.said("j-00000.0.0")[0].waits_for
+    said = world.said("j-00000.0.0")[-1].waits_for
     assert "r0 grants no room in its KV cache" in said
     for _ in range(120):
         world.now += 1

@@ -301,3 +301,9 @@ def test_after_a_restart_an_opening_counts_before_anything_of_its_group_was_reco
     world.start().feed(told()).wait(1.0)
     programs = world.machine._fleet.seats.programs()
     assert [program.context for program in programs] == [400, 400]
+
+
+def test_a_credit_counts_no_longer_than_is_configured() -> None:
+    world = Fleet(credit_ttl_max_s=20.0, fair_hold_s=1e6)
+    world.feed(told(ttl_s=1e9)).wait(21.0).feed(job(size=1))
+    assert not world.sent(e.AcquireBox)

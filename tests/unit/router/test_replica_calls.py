@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -87,6 +88,20 @@ async def test_what_a_replica_says_of_an_update_reaches_the_machine() -> None:
     told = await Granting(Channels(), Letters()).grant("r", "r0", 1)
     assert isinstance(told, e.ReplicaTold)
     assert (told.serving, told.updating, told.ttl_s) == (True, True, 5.0)
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, -5.0, math.nan, math.inf])
+async def test_a_credit_without_an_end_to_come_is_refused_and_the_way_out_named(
+    ttl_s: float,
+) -> None:
+    class Endless(Granting):
+        async def GrantKv(self, request: inf.GrantKvRequest, **_: float) -> inf.GrantKvResponse:
+            return inf.GrantKvResponse(life="a", ttl_s=ttl_s)
+
+    told = await Endless(Channels(), Letters()).grant("r", "r0", 1)
+    assert isinstance(told, e.ReplicaSilent)
+    assert "ttl_s" in told.detail
+    assert "inference.credit_ttl_s" in told.detail
 
 
 class Asked:

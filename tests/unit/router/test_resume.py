@@ -6,6 +6,7 @@ import pytest
 
 from muster.types import EpisodeState, Fate, Outcome, OutcomeLabel, StateInterval, StepLimit
 from services.router import events as e
+from tests.unit.router.granted import told as credit
 from tests.unit.router.test_machine import labels, silent
 from tests.unit.router.world import World, generated, job, stepped, verdict
 
@@ -46,6 +47,12 @@ def taken_over(record: e.Resume, *, max_turns: int = 5, hosts: int = 2, **rules:
 def record(turns: int = 2, **fields: object) -> e.Resume:
     given: dict = {"host": "h1", "box": "old", **fields}
     return e.Resume(tuple(turn(n) for n in range(turns)), **given)
+
+
+def turns_told(world: World) -> int:
+    progress = world.machine.progress("j", world.now)
+    assert progress is not None
+    return progress.turns
 
 
 def test_the_next_turn_is_asked_for_with_the_last_observation() -> None:
@@ -254,3 +261,32 @@ def test_a_resumed_step_tells_what_ran_in_its_box_by_the_records() -> None:
     said = turn(1, command="")
     told = e.Resume((turn(0), said), INTENT, host="h1", box="old")
     assert [c.after for c in taken_over(told).sent(e.Exec)] == [0]
+
+
+def test_it_has_its_seat_where_its_intended_reply_was_sampled() -> None:
+    """Its first turn is not recorded yet: only the intent knows where its KV lies."""
+    rules = {"placement": "predicted_finish", "admission": "kv_fit", "probes": True}
+    world = World(**rules).on(e.Generate, silent).on(e.Exec, silent)
+    world.feed(job(size=1, max_turns=5))
+    intent = e.IntentSeen(0, "c0", 9.0, 300, 5, "r1", DECODED)
+    told = e.SiblingRestored(1, resume=e.Resume((), intent, "h1", "old", 0))
+    world.feed(e.GroupRestored("j-00000", "j", 0, (told,)))
+    world.start(replicas=2, hosts=2)
+    world.feed(credit("r0", credit_tokens=9000), credit("r1", credit_tokens=9000))
+    world.feed(stepped(world.sent(e.Exec)[0]))
+    (asked,) = world.sent(e.Generate)
+    assert (asked.replica, asked.cached) == ("r1", 305)
+
+
+def test_turns_of_attempts_that_run_count_at_once() -> None:
+    world = taken_over(record())
+    assert turns_told(world) == 2
+    world.feed(generated(world.sent(e.Generate)[0]))
+    world.feed(stepped(world.sent(e.Exec)[0]))
+    assert turns_told(world) == 3
+
+
+def test_turns_are_not_forgotten_when_their_group_is_stopped() -> None:
+    world = taken_over(record())
+    world.feed(e.JobCancelled("j"))
+    assert turns_told(world) == 2

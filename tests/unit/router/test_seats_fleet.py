@@ -140,5 +140,5 @@ def test_why_one_is_held_names_the_room_and_who_goes_first() -> None:
     hall.fill(a=600, b=300)
     hall.turn("b", 400)
     told, first = hall.seats.why_held("b", 0.0, lambda *_: "")
-    assert "its 400 tokens do not fit beside the 600 of 1,000" in told
+    assert "it needs 400 tokens, others fill 600 of 1,000" in told
     assert first == "a"
