@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _log = telemetry.logger("muster.transfer")
-_POLL_S, _POLL_SENT_S = 0.05, 0.01  # a replica answers between two steps; little is left at the end
+_POLL_S, _POLL_SENT_S = 0.05, 0.002  # a replica answers between two steps of its engine
 
 STORED = "stored"
 
@@ -301,7 +301,7 @@ class _Link:
             self._failed(error)
 
     async def _staged(self, sending: asyncio.Future[None]) -> None:
-        version = self._job._manifest.version
+        version, pause = self._job._manifest.version, _POLL_SENT_S
         while True:
             status = await self._status()
             idle = status.update_phase == pb.UPDATE_PHASE_IDLE  # of no version, which reads as 0
@@ -314,8 +314,9 @@ class _Link:
                 raise Unavailable(f"{self.name} is no longer receiving version {version}")
             if sending.done() and sending.exception() is not None:
                 raise Unavailable(f"sending to {self.name}: {sending.exception()}")
-            if sending.done():
-                await asyncio.sleep(_POLL_SENT_S)
+            if sending.done():  # little is left: look again soon, then ever more seldom
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _POLL_S)
             else:
                 await asyncio.wait([sending], timeout=_POLL_S)
 
