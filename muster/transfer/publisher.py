@@ -114,8 +114,8 @@ async def publish(
     stream, made = snapshot.stream, snapshot.manifest
     if settings.backend == "nccl":
         stream = await asyncio.to_thread(stream.cuda)
-    job = _Job(run, trainer_epoch, made, stream, settings, began, passing)
-    job.quorum = Quorum(len(replicas), settings.quorum)
+    quorum = Quorum(len(replicas), settings.quorum)
+    job = _Job(run, trainer_epoch, made, stream, settings, began, passing, quorum)
     if settings.backend == STORED:
         await job.store(snapshot)
     # A group per replica where the transport is point to point anyway: failures stay apart.
@@ -145,12 +145,13 @@ class _Job:
         settings: TransferSettings,
         began: float,
         passing: Passing,
+        quorum: Quorum,
     ):
         self._run, self._epoch, self._manifest = run, epoch, manifest
         self._stream, self._settings, self._began = stream, settings, began
         self.passing = passing
         self.fenced: Fenced | None = None
-        self.quorum = Quorum(0, 0.0)
+        self.quorum = quorum
         self._folder = ""
 
     async def transfer(

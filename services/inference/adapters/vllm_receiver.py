@@ -70,7 +70,6 @@ class Receipt:
         self.error = ""
         self.receive_s = 0.0
         self.stage_s = 0.0
-        self.dropped = False
         self.tensors: dict[str, torch.Tensor] = {}
         self.stream: torch.Tensor | None = None  # what they are views of
         self.shadow: Shadow | None = None
