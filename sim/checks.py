@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from muster import codec
 from muster.streams import Received, StreamEntry
-from muster.types import Fate, Outcome, OutcomeLabel
+from muster.types import Fate, Outcome, OutcomeLabel, job_and_index
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from sim.box import DumbBox
@@ -91,7 +91,8 @@ class Checks:
     def power_cut(self) -> None:
         """The store has lost its last second: what is durable is what it has now."""
         self.gaps = True
-        retired, known = self.facts.retired, len(self.problems)
+        known = len(self.problems)
+        retired = {group for group in self.facts.retired if self._is_retired(group)}
         self.versions_lost |= self.facts.versions.keys()
         self.facts = Facts(retired=retired)
         self.shared.truth.finished.clear()
@@ -102,6 +103,10 @@ class Checks:
                 if message.stream == stream:
                     self._take(message)
         del self.problems[known:]  # of facts that were checked when they came
+
+    def _is_retired(self, group: str) -> bool:
+        job, index = job_and_index(group) or (group, 0)
+        return index in self.shared.store.bits.get(f"retired:{job}", ())
 
     def of_record(self, version: int) -> bool:
         """It is, or a power cut took the record and the trainer has not heard of that yet."""

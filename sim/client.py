@@ -46,25 +46,15 @@ class ModelRedis:
         told = dict(mapping or {}) | ({name: value} if name else {})
 
         def do() -> None:
-            known = self._store.hashes.setdefault(_short(key), {})
-            known.update({k: str(v) for k, v in told.items()})
+            self._store.set_fields(_short(key), {k: str(v) for k, v in told.items()})
 
         await Effect("hset", do)
 
     async def hdel(self, key: str, *names: str) -> None:
-        def do() -> None:
-            known = self._store.hashes.get(_short(key), {})
-            for name in names:
-                known.pop(name, None)
-
-        await Effect("hdel", do)
+        await Effect("hdel", lambda: self._store.delete_fields(_short(key), names))
 
     async def unlink(self, *keys: str) -> None:
-        def do() -> None:
-            for key in keys:
-                self._store.values.pop(key, None)
-
-        await Effect("unlink", do)
+        await Effect("unlink", lambda: self._store.drop(keys))
 
     async def xlen(self, key: str) -> int:
         found: int = await Effect("xlen", lambda: len(self._store.after(_short(key), "-")))
@@ -86,7 +76,7 @@ class ModelRedis:
         return int(await self.get(key) is not None)
 
 
-def _bitmap(bits: set[int]) -> bytes:
+def _bitmap(bits: frozenset[int]) -> bytes:
     """As SETBIT lays them: the first bit is the highest of the first byte."""
     data = bytearray(max(bits) // 8 + 1)
     for bit in bits:

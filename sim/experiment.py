@@ -99,6 +99,7 @@ class Bench:
         acked = [router.acked.clear for router in self.routers]
         self.injector.on_power_cut = [self.checks.power_cut, self.leases.power_cut, *acked]
         submit(self.shared, model)
+        self.store.undo.settle()
         self.server.begin()
         everyone: Sequence[Process] = (
             *self.replicas,

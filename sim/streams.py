@@ -4,18 +4,19 @@ Owns: streams, dedupe hashes, payloads, epochs, leader keys, the registry. Promi
 as the scripts of muster.streams (tests/property/test_sim_streams.py runs both): an older epoch is
 refused, a dedupe field is taken once, `needs` must be there before, a set of entries is whole or
 nothing. Ids never go back, whatever the server's clock does. With `everysec`, a power cut undoes
-what the last second wrote. Does not cover: who calls, and what gets lost on the way (net.py).
+what the last second wrote, deleted and trimmed (undo.py); not the leader keys and the registry,
+which are liveness only. Does not cover: who calls, and what gets lost on the way (net.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from muster.errors import Fenced, Refused
 from muster.stream_ids import id_order
 from muster.streams import Received, StreamEntry
+from sim.undo import Undo
 from sim.world import WALL_START_S, World
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Store:
         self.streams: dict[str, list[Received]] = {}
         self.hashes: dict[str, dict[str, str]] = {}
         self.values: dict[str, bytes] = {}
-        self.bits: dict[str, set[int]] = {}
+        self.bits: dict[str, frozenset[int]] = {}
         self.leaders: dict[str, tuple[str, float]] = {}  # role → (who, until on the server's clock)
         self.registry: dict[str, tuple[float, str]] = {}  # KIND/ID → (beat, process name)
         self.cuts = 0  # of its power, so far
@@ -66,7 +67,7 @@ class Store:
         self.retires: list[Callable[[str, Sequence[str]], None]] = []
         self.waiting: list[tuple[Mapping[str, str], Callable[[], None]]] = []
         self._last: dict[str, tuple[int, int]] = {}
-        self._undo: deque[tuple[float, Callable[[], None]]] = deque()
+        self.undo = Undo(world)
 
     # time
 
@@ -80,21 +81,10 @@ class Store:
         self._last[stream] = (now, 0) if now > at else (at, sequence + 1)
         return "{}-{}".format(*self._last[stream])
 
-    def _undoable(self, undo: Callable[[], None]) -> None:
-        now = self.world.now
-        self._undo.append((now, undo))
-        while self._undo and self._undo[0][0] < now - 1.0:
-            self._undo.popleft()
-
-    def power_cut(self, lost_s: float) -> int:
-        """Undo what was written within the last `lost_s` (at most 1 s); how many writes."""
+    def power_cut(self, lost_s: float) -> None:
+        """Undo what was written within the last `lost_s` (at most 1 s)."""
         self.cuts += 1
-        count, since = 0, self.world.now - min(lost_s, 1.0)
-        while self._undo and self._undo[-1][0] >= since:
-            self._undo.pop()[1]()
-            count += 1
-        self._undo.clear()
-        return count
+        self.undo.take_back(lost_s)
 
     # epochs and leaders
 
@@ -103,16 +93,14 @@ class Store:
 
     def next_epoch(self, role: str, used: int = 0) -> int:
         """`used`: one that is known to have been given, whatever the server has lost."""
-        before = self.values.get(f"epoch:{role}", b"0")
-        epoch = max(int(before), used) + 1
-        self.values[f"epoch:{role}"] = str(epoch).encode()
-        self._undoable(lambda: self.values.__setitem__(f"epoch:{role}", before))
+        epoch = max(self.epoch(role), used) + 1
+        self.undo.put(self.values, f"epoch:{role}", str(epoch).encode())
         return epoch
 
     async def take_epoch(self, role: str, used: int = 0) -> int:
         """As muster.streams.next_epoch: with WAITAOF, and so with all that was written before."""
         epoch: int = await Effect("epoch", lambda: self.next_epoch(role, used))
-        await Effect("epoch", self._undo.clear)
+        await Effect("epoch", self.undo.settle)
         return epoch
 
     def take_lead(self, role: str, who: str, ttl_s: float) -> bool:
@@ -141,49 +129,43 @@ class Store:
             if bit in self.bits.get(":".join(field), ()):
                 raise Refused("it is over", field="dedupe", value=entry.dedupe)
         for entry in entries:
-            seen = self.hashes.setdefault(f"seen:{entry.scope}", {})
+            seen = self._hash(f"seen:{entry.scope}")
             fresh = False
             if entry.needs and entry.needs not in seen:
                 closed = True
             elif entry.dedupe not in seen:
                 fresh = True
-                seen[entry.dedupe] = "1"
-                self._add(entry, seen)
+                self.undo.put(seen, entry.dedupe, "1")
+                self._add(entry)
             answer.append(fresh)
             if not seen:
-                del self.hashes[f"seen:{entry.scope}"]
+                self.undo.pop(self.hashes, f"seen:{entry.scope}")
         if not closed and (any(answer) or not entries):
             for key, value in payloads.items():
-                self._set(key, value)
+                self.undo.put(self.values, key, value)
         if any(answer):
             self._wake()
         return answer
 
-    def _add(self, entry: StreamEntry, seen: dict[str, str]) -> None:
+    def _add(self, entry: StreamEntry) -> None:
         message = Received(entry.stream, self._next_id(entry.stream), entry.data, "")
-        stream = self.streams.setdefault(entry.stream, [])
-        stream.append(message)
-
-        def undo() -> None:
-            if message in stream:
-                stream.remove(message)
-            seen.pop(entry.dedupe, None)
-
-        self._undoable(undo)
+        self.undo.within(self.streams, entry.stream, list).append(message)
+        self.undo.note(lambda: self.streams[entry.stream].remove(message))
         for hear in self.hears:
             hear(message, entry)
 
-    def _set(self, key: str, value: bytes) -> None:
-        before = self.values.get(key)
-        self.values[key] = value
+    def _hash(self, name: str) -> dict[str, str]:
+        return self.undo.within(self.hashes, name, dict)
 
-        def undo() -> None:
-            if before is None:
-                self.values.pop(key, None)
-            else:
-                self.values[key] = before
+    def set_fields(self, name: str, fields: Mapping[str, str]) -> None:
+        """HSET."""
+        for field, value in fields.items():
+            self.undo.put(self._hash(name), field, value)
 
-        self._undoable(undo)
+    def delete_fields(self, name: str, fields: Sequence[str]) -> None:
+        """HDEL."""
+        for field in fields:
+            self.undo.pop(self.hashes.get(name, {}), field)
 
     def retire(
         self, group: str, job: str, index: int, totals: Mapping[str, int], delete: Sequence[str]
@@ -191,38 +173,36 @@ class Store:
         """The retire script, behind its fence."""
         if f"seen:g:{group}" not in self.hashes:
             return False
-        counted = self.hashes.setdefault(f"totals:{job}", {})
-        for name, added in totals.items():
-            counted[name] = str(int(counted.get(name, "0")) + added)
-        self.bits.setdefault(f"retired:{job}", set()).add(index)
-        self.hashes.get("seen:fates", {}).pop(group, None)
-        del self.hashes[f"seen:g:{group}"]
-        for key in delete:
-            self.values.pop(key, None)
+        counted = self.hashes.get(f"totals:{job}", {})
+        sums = {name: str(int(counted.get(name, "0")) + added) for name, added in totals.items()}
+        self.set_fields(f"totals:{job}", sums)
+        bits = self.bits.get(f"retired:{job}", frozenset[int]())
+        self.undo.put(self.bits, f"retired:{job}", bits | {index})
+        self.delete_fields("seen:fates", [group])
+        self.undo.pop(self.hashes, f"seen:g:{group}")
+        self.drop(delete)
         for told in self.retires:
             told(group, delete)
         return True
 
     def drop(self, payloads: Sequence[str]) -> None:
         for key in payloads:
-            self.values.pop(key, None)
+            self.undo.pop(self.values, key)
 
     def mark_read(self, role: str, positions: Mapping[str, str]) -> None:
-        self.hashes.setdefault(f"read:{role}", {}).update(positions)
+        self.set_fields(f"read:{role}", positions)
 
     def advance_mark(self, step: int, opened: bytes) -> None:
         """The script of the mark, behind its fence."""
-        mark = self.hashes.setdefault("mark", {})
-        if step >= int(mark.get("step", "0")):
-            mark.update(step=str(step), opened=opened.decode())
+        if step >= int(self.hashes.get("mark", {}).get("step", "0")):
+            self.set_fields("mark", {"step": str(step), "opened": opened.decode()})
 
     def trim(self, stream: str, first_kept: str, forget: Sequence[str]) -> int:
         """The trim script, behind its fence."""
-        for field in forget:
-            self.hashes.get(f"seen:{stream}", {}).pop(field, None)
+        self.delete_fields(f"seen:{stream}", forget)
         found = self.streams.get(stream, [])
         gone = [m for m in found if id_order(m.id) < id_order(first_kept)]
-        self.streams[stream] = found[len(gone) :]
+        self.undo.put(self.streams, stream, found[len(gone) :])
         for told in self.trims:
             told(stream, gone)
         return len(gone)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from muster.types import EpisodeKey, SamplingParams
 from services.router import events as e
 from services.router.rules import RouterRules
 from sim.engine import Engines
-from sim.experiment import Bench
+from sim.experiment import Bench, simulate
 from sim.faults import Fault, Kind
-from sim.models import CALM
+from sim.models import CALM, ROUGH, TIGHT, Model
 from sim.watch import Watch
 
 SMALL, LARGE = EpisodeKey("sim", "j-00000", 0, 1, 9), EpisodeKey("sim", "j-00001", 0, 0, 9)
@@ -28,6 +29,15 @@ def test_a_write_of_a_process_that_ended_never_reaches_the_restarted_store() -> 
     late = bench.world.now + 10.0
     bench.world.run(lambda: bench.world.now > late, lambda: None, until_s=60.0)
     assert came == []
+
+
+@pytest.mark.parametrize(("seed", "model", "at_s"), [(3, TIGHT, 29.5), (5, ROUGH, 36.5)])
+def test_a_trim_just_before_a_power_cut_does_not_keep_entries_whose_tokens_are_lost(
+    seed: int, model: Model, at_s: float
+) -> None:
+    """Seed 59: the bank froze a group that no server would still have, and sent it for ever."""
+    cut = Fault(Kind.STORE_POWER_CUT, at_s, span_s=1.0, amount=0.95)
+    assert simulate(seed, structs.replace(model, power_cuts=True), (cut,)).problem == ""
 
 
 def test_a_command_that_met_no_box_before_its_host_died_may_be_blamed_for_that() -> None:
