@@ -20,6 +20,9 @@ from muster.codec import (
 from muster.errors import InvalidInput
 from muster.v1 import common_pb2 as pb
 
+UNRECORDED = b"\xff\xff"
+"""Expert id of a token whose routing the engine did not tell: the model routes it by itself."""
+
 
 def segment_to_pb(segment: t.Segment) -> pb.Segment:
     return pb.Segment(

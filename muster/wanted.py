@@ -9,9 +9,18 @@ from __future__ import annotations
 from muster.errors import InvalidInput
 from muster.types import JobPolicy, SamplingParams
 
+TOP_K_MAX = 1024
+"""Replicas take as much as their inference.mask_ids_max says; this is its default."""
+_MASK_BYTES_MAX = 24 << 20  # of an episode: with its tokens it has to fit one message
+_ID_BYTES = 4
 
-def check_sampling(sampling: SamplingParams) -> None:
-    """Raise InvalidInput for what the trainer could not apply to its own probabilities."""
+
+def check_sampling(sampling: SamplingParams, tokens_max: int = 0) -> None:
+    """Raise InvalidInput for what the trainer could not apply to its own probabilities.
+
+    With top-p or top-k it applies the masks that the engine returns, whose size top_k bounds.
+    tokens_max: sampled tokens of an episode, where they are known.
+    """
     if not 0.0 < sampling.temperature <= 2.0:
         raise InvalidInput(
             "not a sampling temperature",
@@ -19,12 +28,35 @@ def check_sampling(sampling: SamplingParams) -> None:
             value=sampling.temperature,
             way_out="choose a value in (0, 2]; 1.0 samples the policy itself",
         )
-    if sampling.top_p != 1.0 or sampling.top_k != 0:
+    if not 0.0 < sampling.top_p <= 1.0:
         raise InvalidInput(
-            "the trainer cannot apply this transform to its own probabilities",
-            field="sampling.top_p" if sampling.top_p != 1.0 else "sampling.top_k",
-            value=sampling.top_p if sampling.top_p != 1.0 else sampling.top_k,
-            way_out="sample with top_p = 1 and top_k = 0, and use the temperature instead",
+            "not a share of the probability",
+            field="sampling.top_p",
+            value=sampling.top_p,
+            way_out="choose a value in (0, 1]; 1 turns it off",
+        )
+    if sampling.top_k != 0 and not 2 <= sampling.top_k <= TOP_K_MAX:
+        raise InvalidInput(
+            "not a number of tokens to choose from",
+            field="sampling.top_k",
+            value=sampling.top_k,
+            way_out=f"choose 2 to {TOP_K_MAX}, or 0 to turn it off",
+        )
+    if sampling.top_p < 1.0 and sampling.top_k == 0:
+        raise InvalidInput(
+            "what is left to choose from is recorded with each token, and only top_k bounds it",
+            field="sampling.top_p",
+            value=sampling.top_p,
+            way_out=f"set top_k too (2 to {TOP_K_MAX}), or sample with top_p = 1 and use the "
+            "temperature instead",
+        )
+    fits = _MASK_BYTES_MAX // (_ID_BYTES * tokens_max) if tokens_max else TOP_K_MAX
+    if sampling.top_k > fits:
+        raise InvalidInput(
+            f"the masks of {tokens_max} tokens would not fit one message",
+            field="sampling.top_k",
+            value=sampling.top_k,
+            way_out=f"choose at most {fits}, or lower router.episode_tokens_max",
         )
 
 

@@ -203,7 +203,7 @@ class RoutedExperts(_message.Message):
     layers: _builtins.int
     per_token: _builtins.int
     ids: _builtins.bytes
-    """Packed little-endian uint16, shape [tokens, layers, per_token]."""
+    """Packed little-endian uint16, shape [tokens, layers, per_token]; 0xFFFF: not recorded."""
     def __init__(
         self,
         *,

@@ -123,11 +123,14 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FROM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique per attempt and turn: "<group>.<sibling>.<attempt>.<turn>"."""
     prompt_token_ids: _builtins.bytes
     """Whole context, packed int32."""
     max_tokens: _builtins.int
+    experts_from: _builtins.int
+    """Of the context's tokens before this one the caller has the routing to experts already."""
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     @_builtins.property
@@ -143,10 +146,11 @@ class GenerateRequest(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         max_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        experts_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "experts_from", b"experts_from", "max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,10 +210,14 @@ class GenerateFinish(_message.Message):
 
     @_builtins.property
     def experts(self) -> _common_pb2.RoutedExperts:
-        """Of the context from token `experts_from` on and of all sampled tokens."""
+        """Of the context from token `experts_from` on and of all sampled tokens.
+        Absent where the model has none, or where they were too large to send.
+        """
 
     @_builtins.property
-    def mask(self) -> _common_pb2.SamplingMask: ...
+    def mask(self) -> _common_pb2.SamplingMask:
+        """Of every sampled token, when top-p or top-k was asked for."""
+
     def __init__(
         self,
         *,
@@ -471,6 +479,7 @@ class GetReplicaStatusResponse(_message.Message):
     TOKENS_GENERATED_FIELD_NUMBER: _builtins.int
     FENCED_CALLS_FIELD_NUMBER: _builtins.int
     SERVING_FIELD_NUMBER: _builtins.int
+    EXPERTS_DROPPED_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     state: Global___ReplicaState.ValueType
     version: _builtins.int
@@ -487,6 +496,8 @@ class GetReplicaStatusResponse(_message.Message):
     """Sampled tokens since start."""
     fenced_calls: _builtins.int
     """Calls refused because of their owner or trainer epoch, since start."""
+    experts_dropped: _builtins.int
+    """Replies sent without their routing to experts because it was too large, since start."""
     @_builtins.property
     def serving(self) -> Global___ServingFingerprint: ...
     def __init__(
@@ -506,10 +517,11 @@ class GetReplicaStatusResponse(_message.Message):
         tokens_generated: _builtins.int = ...,
         fenced_calls: _builtins.int = ...,
         serving: Global___ServingFingerprint | None = ...,
+        experts_dropped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced_calls", b"fenced_calls", "fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "serving", b"serving", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts_dropped", b"experts_dropped", "fenced_calls", b"fenced_calls", "fingerprint", b"fingerprint", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "replica", b"replica", "running", b"running", "serving", b"serving", "state", b"state", "tokens_generated", b"tokens_generated", "update_error", b"update_error", "update_phase", b"update_phase", "update_version", b"update_version", "version", b"version", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,7 @@ from services.inference.config import InferenceConfig
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from muster.fingerprint import ServingFingerprint
     from services.inference.driver import ReplicaDriver
     from services.inference.engine import Engine
 
@@ -65,6 +66,9 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine, name: str =
                 asks = None if settings.follow_versions else partial(_published, redis, config.run)
                 start = _start(driver, version, asks, settings.start_timeout_s)
                 if not await _unless_stopped(life, start):
+                    return
+                recorded = _record(redis, config.run, driver.engine.fingerprint)
+                if not await _unless_stopped(life, recorded):
                     return
                 await server.set_serving(SERVICE, True)
                 registry = Registry(redis, config.run)
@@ -179,6 +183,19 @@ async def _published(redis: Redis, run: str) -> int | None:
             return record.version if record else None
         except Unavailable as error:
             _log.warning("cannot ask for the published version: %s", error)
+            await asyncio.sleep(_REDIS_AWAY_S)
+
+
+async def _record(redis: Redis, run: str, serving: ServingFingerprint) -> bool:
+    """Keep with the run what kind of engine serves it; waits for a Redis that is away."""
+    from muster.served import record
+
+    while True:
+        try:
+            await record(redis, run, serving)
+            return True
+        except Unavailable as error:
+            _log.warning("cannot record what serves the run: %s", error)
             await asyncio.sleep(_REDIS_AWAY_S)
 
 

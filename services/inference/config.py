@@ -32,6 +32,18 @@ class InferenceConfig(Section):
     """CPU threads of the engine; 0 takes all cores."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Type of the weights in the engine."""
+    head_dtype: Literal["float32", "model"] = "float32"
+    """Type in which the output head's product and the softmax are computed; model: the type of the
+    weights. As trainer.head_dtype, so that both sides do the same."""
+    mask_ids_max: int = Field(1024, ge=0, le=65536)
+    """Largest top_k of a request. What top-p and top-k left to choose from is returned with each
+    token, for the trainer to choose from the same; top_k bounds it. 0: requests with either are
+    refused."""
+    return_experts: bool = True
+    """Return the experts that a mixture-of-experts model sent each token to, for the trainer to
+    send it there too. Other models have none."""
+    experts_bytes_max: int = Field(16 << 20, ge=0, le=48 << 20)
+    """Most that the routing of one reply may take, bytes; larger ones are left out and counted."""
     block_size: int = Field(32, ge=16)
     """KV block, tokens; shared prefixes are cached in whole blocks (multiple of 32 on CPU)."""
     credit_share: float = Field(1.0, gt=0, le=1)

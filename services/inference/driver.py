@@ -61,6 +61,7 @@ class ReplicaDriver:
     ):
         """expected: name → shape of the checkpoint served; None: any manifest is taken as whole."""
         self.replica, self.engine = replica, engine
+        self.experts_dropped = 0  # replies without their routing: it was too large
         self._expected = expected
         self._receive_timeout_s = receive_timeout_s
         self._arrival = _Arrival.TOLD
@@ -97,7 +98,7 @@ class ReplicaDriver:
         self, key: EpisodeKey, request: Sampling
     ) -> AsyncGenerator[Chunk | Finish, None]:
         """Chunks, then one Finish."""
-        check_sampling(request.params)
+        check_sampling(request.params, self.engine.mask_ids_max)
         name = self.replica.admit_request(
             key, request.request_id, prompt=len(request.prompt), max_tokens=request.max_tokens
         )
@@ -108,6 +109,7 @@ class ReplicaDriver:
                 self.replica.check_still_owner(name)
                 async for item in stream:
                     if isinstance(item, Finish):
+                        self.experts_dropped += item.experts_dropped
                         await failpoints.at("inference.generate.after")
                     self.replica.check_still_owner(name)
                     yield item

@@ -10,10 +10,18 @@ from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
+from muster.fingerprint import ServingFingerprint
 from muster.transfer.active import ActiveRequests
 from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
-from muster.types import FinishReason, SamplingParams, Value, VersionSpan
+from muster.types import (
+    FinishReason,
+    RoutedExperts,
+    SamplingMask,
+    SamplingParams,
+    Value,
+    VersionSpan,
+)
 
 
 class UpdatePhase(StrEnum):
@@ -26,13 +34,17 @@ class UpdatePhase(StrEnum):
 
 
 class Sampling(Value, frozen=True):
-    """One request: the whole context in, at most `max_tokens` out."""
+    """One request: the whole context in, at most `max_tokens` out.
+
+    experts_from: whoever asks has the routing of the context's tokens before this one.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    experts_from: int = 0
 
 
 class Chunk(Value, frozen=True):
@@ -43,7 +55,12 @@ class Chunk(Value, frozen=True):
 
 
 class Finish(Value, frozen=True):
-    """The end of a request. `spans` cover all its sampled tokens without a gap."""
+    """The end of a request. `spans` cover all its sampled tokens without a gap.
+
+    mask: of every sampled token, when the request had top-p or top-k. experts: of the context from
+    token `experts_from` on and of all sampled tokens, where the model has any; `experts_dropped`:
+    they were too large to send.
+    """
 
     reason: FinishReason
     spans: tuple[VersionSpan, ...]
@@ -51,6 +68,10 @@ class Finish(Value, frozen=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    experts: RoutedExperts | None = None
+    experts_from: int = 0
+    experts_dropped: bool = False
+    mask: SamplingMask | None = None
 
 
 class Scored(Value, frozen=True):
@@ -108,8 +129,10 @@ class ApplyFailed(Exception):
 class Engine(Protocol):
     """One engine that serves one version at a time."""
 
-    fingerprint: str
-    """What its figures depend on: engine, its version, dtype, backend."""
+    fingerprint: ServingFingerprint
+    """What its figures depend on; whole once it has started."""
+    mask_ids_max: int
+    """Largest top_k for which it returns masks; 0: it returns none."""
     block_size: int
     """Tokens of a KV block: prefixes are cached in whole blocks."""
 

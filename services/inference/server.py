@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from muster import codec
+from muster import codec, segment_codec
+from muster.fingerprint import fingerprint_to_pb, text
 from muster.transfer import wire
 from muster.transfer.active import active_from_pb
 from muster.v1 import inference_pb2 as pb
@@ -49,6 +50,7 @@ class InferenceServicer(InferenceServiceServicer):
             params=codec.sampling_from_pb(request.sampling),
             max_tokens=request.max_tokens,
             stop_token_ids=tuple(request.stop_token_ids),
+            experts_from=_within(request.experts_from, request.prompt_token_ids),
         )
         items = self._driver.generate(codec.key_from_pb(request.episode), sampling)
         async with aclosing(items):  # a caller that goes away ends the request in the engine
@@ -110,9 +112,11 @@ class InferenceServicer(InferenceServiceServicer):
             update_phase=_PHASES[update.phase],
             update_version=update.version,
             update_error=update.error or replica.why_fenced,
-            fingerprint=engine.fingerprint,
+            fingerprint=text(engine.fingerprint),
             tokens_generated=load.tokens_generated,
             fenced_calls=replica.fenced_calls,
+            serving=fingerprint_to_pb(engine.fingerprint),
+            experts_dropped=self._driver.experts_dropped,
         )
 
     async def PrepareWeightUpdate(
@@ -163,7 +167,13 @@ def _chunk(chunk: Chunk) -> pb.GenerateResponse:
     )
 
 
+def _within(experts_from: int, packed: bytes) -> int:
+    """A place in the context, whatever a caller says."""
+    return min(max(0, experts_from), len(packed) // 4)
+
+
 def _finish(finish: Finish) -> pb.GenerateResponse:
+    experts, mask = finish.experts, finish.mask
     return pb.GenerateResponse(
         finish=pb.GenerateFinish(
             reason=codec.finish_to_pb(finish.reason),
@@ -172,5 +182,8 @@ def _finish(finish: Finish) -> pb.GenerateResponse:
             queue_s=finish.queue_s,
             prefill_s=finish.prefill_s,
             decode_s=finish.decode_s,
+            experts=None if experts is None else segment_codec.experts_to_pb(experts),
+            experts_from=finish.experts_from,
+            mask=None if mask is None else segment_codec.mask_to_pb(mask),
         )
     )

@@ -95,7 +95,7 @@ async def _lead(
         memory=lambda: memory_problem(client, config.redis),
         logs=str(config.state_dir / "logs"),
     )
-    servicer = RouterServicer(driver, config.run, life.stopping, section.groups_max)
+    servicer = RouterServicer(driver, config.run, life.stopping, section)
     service = (router_pb2_grpc.add_RouterServiceServicer_to_server, servicer)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(driver.run(life.stopping), name="router")

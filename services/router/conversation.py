@@ -18,6 +18,7 @@ from muster.types import Segment, SegmentKind, Value, VersionSpan
 from services.router.blocks import BlockChain
 from services.router.carriers import Message
 from services.router.context import Context, Parts, pack
+from services.router.told import NOTHING, Told, routed, routing_bytes
 
 # Stands for the observation while the template is rendered; private-use, so no text has it.
 _SENTINEL = "\ue000muster\ue001"
@@ -66,6 +67,9 @@ def opening_of(codec: ChatCodec, messages: tuple[Message, ...], block_tokens: in
 class Conversation:
     """Context and segments of one attempt."""
 
+    routing_bytes_max = 24 << 20
+    """Of all its turns: with its tokens it has to fit one message. More is left out."""
+
     def __init__(self, codec: ChatCodec, block_tokens: int = 128):
         """block_tokens: of the router's index of cached prefixes."""
         self._codec, self._block_tokens = codec, block_tokens
@@ -73,6 +77,7 @@ class Conversation:
         self._messages: tuple[Message, ...] = ()
         self._context = Context()
         self._pending: list[Segment] = []  # of the turn that is not recorded yet
+        self._routing_bytes = 0  # of the turns that are
 
     @property
     def context(self) -> list[int]:
@@ -92,6 +97,11 @@ class Conversation:
     def __len__(self) -> int:
         """Tokens of the context."""
         return len(self._context)
+
+    @property
+    def recorded(self) -> int:
+        """Tokens of its turns that are recorded, or left behind: a prefix of the context."""
+        return len(self._context) - sum(len(s.token_ids) for s in self._pending[self._anew() :])
 
     @property
     def boundary(self) -> tuple[int, int]:
@@ -138,13 +148,27 @@ class Conversation:
         ids: tuple[int, ...],
         logprobs: tuple[float, ...],
         spans: tuple[VersionSpan, ...],
+        told: Told = NOTHING,
     ) -> str:
         """What the engine sampled, kept as it is; answers its text."""
         text = self._codec.decode(ids)
         self._messages = (*self._messages, Message("assistant", text))
         if ids:
-            self._append(Segment(SegmentKind.MODEL, ids, logprobs, spans))
+            self._append(Segment(SegmentKind.MODEL, ids, logprobs, spans, mask=told.mask))
+        if told.experts is not None:
+            self._route(told)
         return text
+
+    def _route(self, told: Told) -> None:
+        anew = self._anew()
+        found = self._pending[:anew] + routed(self._pending[anew:], self.recorded, told)
+        if self._routing_bytes + routing_bytes(found) <= self.routing_bytes_max:
+            self._pending = found
+
+    def _anew(self) -> int:
+        """Which of the turn's segments the present context begins or goes on with."""
+        kinds = [segment.kind for segment in self._pending]
+        return max((n for n, kind in enumerate(kinds) if kind is SegmentKind.PROMPT), default=0)
 
     def take_back(self) -> None:
         """Forget the newest reply: nobody heard it, and its turn is asked for again elsewhere."""
@@ -168,6 +192,7 @@ class Conversation:
             raise ValueError("the conversation is already open")
         self._messages = opening
         for number, segments in enumerate(turns):
+            self._routing_bytes += routing_bytes(segments)
             for segment in segments:
                 if segment.kind is SegmentKind.PROMPT:
                     self._begin_anew()
@@ -180,6 +205,7 @@ class Conversation:
     def take_segments(self) -> tuple[Segment, ...]:
         """Segments since the last call: those of the turn being recorded."""
         taken, self._pending = tuple(self._pending), []
+        self._routing_bytes += routing_bytes(taken)
         return taken
 
     def _prompt(self) -> None:

@@ -18,6 +18,7 @@ from muster.taskset import Task, task_from_archive
 from muster.v1 import router_pb2 as pb
 from muster.v1 import router_pb2_grpc
 from muster.wanted import check_policy, check_sampling
+from services.router.config import RouterConfig
 from services.router.driver import RouterDriver, ended
 from services.router.jobs import JobProgress, JobState
 
@@ -31,15 +32,21 @@ _STATES = {
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """The front door."""
 
-    def __init__(self, driver: RouterDriver, run: str, stopping: asyncio.Event, groups_max: int):
+    def __init__(
+        self,
+        driver: RouterDriver,
+        run: str,
+        stopping: asyncio.Event,
+        section: RouterConfig,
+    ):
         self._driver, self._run, self._stopping = driver, run, stopping
-        self._groups_max = groups_max
+        self._groups_max, self._tokens_max = section.groups_max, section.episode_tokens_max
 
     async def SubmitTaskSet(
         self, request: pb.SubmitTaskSetRequest, context: Any
     ) -> pb.SubmitTaskSetResponse:
         sampling = codec.sampling_from_pb(request.sampling)
-        check_sampling(sampling)
+        check_sampling(sampling, self._tokens_max)
         _at_least("groups", request.groups, 1, "ask for at least one group")
         _at_least(
             "group_size", request.group_size, 2, "a group of one has no baseline: use 2 or more"

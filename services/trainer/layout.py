@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.errors import InvalidInput
+from muster.segment_codec import UNRECORDED as UNRECORDED
 from muster.types import RoutedExperts, SamplingMask, Segment, SegmentKind, Value
 from services.trainer.batch import Trajectory
-
-UNRECORDED = b"\xff\xff"
-"""Expert id of a token whose routing the engine did not tell: the model routes it by itself."""
 
 
 class Sequence(Value, frozen=True):

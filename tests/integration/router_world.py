@@ -197,7 +197,7 @@ async def router(
     )
     driver = RouterDriver(machine, calls, durable, Registry(redis, run), journal, RouterConfig())
     stopping = asyncio.Event()
-    servicer = RouterServicer(driver, run, stopping, groups_max=100)
+    servicer = RouterServicer(driver, run, stopping, RouterConfig(groups_max=100))
     add = router_pb2_grpc.add_RouterServiceServicer_to_server
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from muster import codec, rpc
+from muster import codec, rpc, segment_codec
 from muster.errors import Exhausted, Fenced, InvalidInput, Unavailable
+from muster.fingerprint import fingerprint_from_pb, text
 from muster.transfer.active import ActiveRequests
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 
+PLAIN = SamplingParams()
+
+
 async def until(check: Callable[[], bool]) -> None:
     """Yield to the loop until `check` holds; bounded."""
     async with asyncio.timeout(5):
@@ -42,18 +46,26 @@ class World:
     def __init__(self, engine: FakeEngine, driver: ReplicaDriver, stub: InferenceServiceAsyncStub):
         self.engine, self.driver, self.stub = engine, driver, stub
 
-    async def generate(self, name: str = "g.0.0.0", **change: object) -> list[pb.GenerateResponse]:
+    async def generate(self, name: str = "g.0.0.0", **change: Any) -> list[pb.GenerateResponse]:
         with rpc.calling("generate"):
             return [r async for r in self.stub.Generate(request(name, **change), timeout=10)]
 
 
-def request(name: str = "g.0.0.0", *, epoch: int = 1, max_tokens: int = 5) -> pb.GenerateRequest:
+def request(
+    name: str = "g.0.0.0",
+    *,
+    epoch: int = 1,
+    max_tokens: int = 5,
+    params: SamplingParams = PLAIN,
+    experts_from: int = 0,
+) -> pb.GenerateRequest:
     return pb.GenerateRequest(
         episode=common.EpisodeKey(run="main", group="g", owner_epoch=epoch),
         request_id=name,
         prompt_token_ids=codec.pack_ids([1, 2, 3]),
-        sampling=codec.sampling_to_pb(SamplingParams()),
+        sampling=codec.sampling_to_pb(params),
         max_tokens=max_tokens,
+        experts_from=experts_from,
     )
 
 
@@ -306,3 +318,49 @@ async def test_a_caller_that_goes_away_leaves_nothing_running() -> None:
         call.cancel()
         await until(lambda: world.engine.load().running == 0)
         assert world.driver.replica.requests == ()
+
+
+async def test_a_replica_tells_what_its_figures_depend_on() -> None:
+    async with serving() as world:
+        status = await world.stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=5)
+
+    assert fingerprint_from_pb(status.serving) == world.engine.fingerprint
+    assert status.fingerprint == text(world.engine.fingerprint)
+
+
+async def test_a_filtered_request_comes_with_what_it_was_chosen_from() -> None:
+    async with serving(Script(replies=((7, 8, 9),))) as world:
+        *_, last = await world.generate(max_tokens=3, params=SamplingParams(top_p=0.9, top_k=4))
+        *_, plain = await world.generate("another", max_tokens=3)
+
+    mask = segment_codec.mask_from_pb(last.finish.mask)
+    assert mask.counts == (4, 4, 4)
+    assert mask.token_ids[::4] == (7, 8, 9)
+    assert not plain.finish.HasField("mask")
+
+
+async def test_a_replica_that_tells_no_masks_refuses_what_would_need_them() -> None:
+    async with serving(Script(mask_ids_max=0)) as world:
+        with pytest.raises(InvalidInput, match="does not tell"):
+            await world.generate(params=SamplingParams(top_p=0.9, top_k=4))
+        await world.generate("probe", params=SamplingParams(top_k=1))
+
+
+async def test_routing_is_of_the_tokens_that_the_caller_does_not_know() -> None:
+    async with serving(Script(replies=((7, 8, 9),), experts=(2, 2))) as world:
+        *_, whole = await world.generate(max_tokens=3)
+        *_, later = await world.generate("another", max_tokens=3, experts_from=2)
+
+    of_all = segment_codec.experts_from_pb(whole.finish.experts)
+    of_some = segment_codec.experts_from_pb(later.finish.experts)
+    assert (of_all.tokens, of_some.tokens) == (6, 4)
+    assert later.finish.experts_from == 2
+    assert of_all.ids[2 * 8 :] == of_some.ids
+
+
+async def test_a_place_behind_the_context_is_its_end() -> None:
+    async with serving(Script(replies=((7, 8, 9),), experts=(2, 2))) as world:
+        *_, last = await world.generate(max_tokens=3, experts_from=1 << 30)
+
+    assert last.finish.experts_from == 3
+    assert segment_codec.experts_from_pb(last.finish.experts).tokens == 3

@@ -17,11 +17,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
+from muster.fingerprint import ServingFingerprint
 from muster.transfer.active import ActiveRequests
 from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
 from muster.types import FinishReason, Value
 from services.inference.adapters.fake_cache import PrefixCache
+from services.inference.adapters.fake_choices import mask_of, routing_of
 from services.inference.adapters.fake_words import Speak
 from services.inference.engine import (
     ApplyFailed,
@@ -60,6 +62,8 @@ class Script(Value, frozen=True):
     wedged: bool = False  # sampling never gives a token; only abort ends it
     kv_tokens: int = 1 << 16  # of its prefix cache, and of its credit
     block: int = 16  # tokens of a KV block
+    mask_ids_max: int = 1024  # 0: it tells no masks
+    experts: tuple[int, int] = (0, 0)  # layers, experts of each token; of a model without any
     stale: bool = False  # after an apply the label stays the old one
     fail: frozenset[str] = frozenset()  # start, sample, score, prepare, receive, apply, alive
 
@@ -76,7 +80,8 @@ class FakeEngine:
     ):
         """speak: what it says where the script has no replies; None: hashed tokens."""
         self.script, self._speak = script or Script(), speak
-        self.fingerprint = "fake"
+        self.fingerprint = ServingFingerprint("fake", dtype="float32", head_dtype="float32")
+        self.mask_ids_max = self.script.mask_ids_max
         self.block_size = self.script.block
         self._cache = PrefixCache(self.script.kv_tokens, self.script.block)
         self._steps = 0
@@ -94,7 +99,7 @@ class FakeEngine:
 
     def rescript(self, script: Script) -> None:
         """Behave like this from now on."""
-        self.script = script
+        self.script, self.mask_ids_max = script, script.mask_ids_max
 
     async def start(self, version: int) -> None:
         """See Engine."""
@@ -143,7 +148,16 @@ class FakeEngine:
             spans = spans_from_labels(labels, self._floors.ended(request.request_id))
             self._cache.take((*request.prompt, *sampled), salt)
             self._over(request.request_id)
-            yield Finish(reason, spans, cached, decode_s=monotonic() - began)
+            start, params = request.experts_from, request.params
+            yield Finish(
+                reason,
+                spans,
+                cached,
+                decode_s=monotonic() - began,
+                experts=routing_of((*request.prompt, *sampled), start, *self.script.experts),
+                experts_from=start,
+                mask=mask_of(sampled, params, _VOCABULARY) if self.mask_ids_max else None,
+            )
         finally:
             self._over(request.request_id)
 

@@ -20,14 +20,21 @@ from muster import telemetry
 from muster.background import in_daemon
 from muster.clock import monotonic
 from muster.errors import InvalidInput, Refused, Unavailable
+from muster.fingerprint import ServingFingerprint
 from muster.transfer.active import ActiveRequests
 from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
 from muster.transfer.stored import StoredSpec
 from muster.types import SamplingParams
 from services.inference.adapters.vllm_active import Settled, ends, settle
-from services.inference.adapters.vllm_outputs import as_json, chunk_of, finish_of, seed_of
-from services.inference.adapters.vllm_setup import engine_args, set_environment
+from services.inference.adapters.vllm_outputs import Reply, as_json, params_of
+from services.inference.adapters.vllm_setup import (
+    engine_args,
+    returns_experts,
+    serving,
+    set_environment,
+    tells_masks,
+)
 from services.inference.adapters.vllm_stats import LoadMeter, TokenMeter
 from services.inference.config import InferenceConfig
 from services.inference.engine import (
@@ -67,8 +74,9 @@ class VllmEngine:
         self._load = LoadMeter()
         self._canaries = 0
         self._paused_at = 0.0
-        self.fingerprint = f"vllm dtype={config.dtype}"
-        self.block_size = config.block_size
+        self._experts = False  # this model has some, and their choice is returned
+        self.fingerprint = ServingFingerprint("vllm", dtype=config.dtype)
+        self.block_size, self.mask_ids_max = config.block_size, 0
 
     async def start(self, version: int) -> None:
         """See Engine. The first request of a process is slow, so it is ours."""
@@ -88,13 +96,14 @@ class VllmEngine:
         self._floors = Floors(version)
         async with self._alive("start"):
             await self._llm.update_weight_version(str(version))
+            backends = await self._llm.collective_rpc("muster_attention_backend")
+            self.fingerprint = serving(self._llm.vllm_config, backends[0])
             await self._canary(version)
             warm = Sampling("muster-warm-up", _CANARY, SamplingParams(temperature=1.0), 4)
             async for _ in self.sample(warm):
                 pass
 
     def _build(self) -> Any:
-        import vllm
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = engine_args(self._path, self._config)
@@ -102,26 +111,13 @@ class VllmEngine:
         cache = llm.vllm_config.cache_config
         self.block_size = cache.block_size
         self._load.kv_tokens_total = (cache.num_gpu_blocks or 0) * cache.block_size
-        device = llm.vllm_config.device_config.device_type
-        self.fingerprint = f"vllm={vllm.__version__} dtype={self._config.dtype} device={device}"
+        self.mask_ids_max = self._config.mask_ids_max if tells_masks() else 0
+        self._experts = returns_experts(llm.vllm_config)
         return llm
 
     async def sample(self, request: Sampling) -> AsyncGenerator[Chunk | Finish, None]:
         """See Engine."""
-        from vllm import SamplingParams as VllmParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = VllmParams(
-            temperature=request.params.temperature,
-            top_p=request.params.top_p,
-            top_k=request.params.top_k,
-            seed=seed_of(request.params.seed),
-            max_tokens=request.max_tokens,
-            stop_token_ids=list(request.stop_token_ids),
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-        )
+        params, reply = params_of(request, experts=self._experts), Reply(request)
         await self._taking.wait()
         self._refuse_if_broken()
         self._floors.begun(request.request_id)
@@ -140,10 +136,13 @@ class VllmEngine:
                             count = len(piece.token_ids)
                             self._meter.tokens(request.request_id, monotonic(), count)
                             live.started, live.tokens = True, live.tokens + count
-                            yield chunk_of(piece)
+                            yield reply.chunk(piece)
                         if output.finished:
                             self._load.over(request.request_id)
-                            yield finish_of(output, piece, self._floors.ended(request.request_id))
+                            floors = self._floors.ended(request.request_id)
+                            yield reply.finish(
+                                output, piece, floors, self._config.experts_bytes_max
+                            )
             finally:
                 self._meter.ended(request.request_id)
                 self._floors.ended(request.request_id)

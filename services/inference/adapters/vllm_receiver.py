@@ -177,11 +177,17 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 
 class MusterWorkerExtension:
-    """Mixed into vLLM's worker: the one verb that gives an answer."""
+    """Mixed into vLLM's worker: the verbs that give an answer."""
 
     weight_transfer_engine: Any
+    model_runner: Any
 
     def muster_update_status(self) -> dict[str, Any] | None:
         """The receipt's status, or None when nothing is in hand."""
         receipt = self.weight_transfer_engine.receipt
         return receipt.status() if receipt is not None else None
+
+    def muster_attention_backend(self) -> str:
+        """Name of the kernels that compute attention; empty when the runner does not tell."""
+        groups = [one for some in getattr(self.model_runner, "attn_groups", ()) for one in some]
+        return "+".join(sorted({group.backend.get_name() for group in groups}))

@@ -9,10 +9,17 @@ import importlib.metadata
 import os
 from typing import Any
 
+from muster.fingerprint import ServingFingerprint
 from services.inference.adapters.vllm_plugin import BACKEND
 from services.inference.config import InferenceConfig
 
-_EXTENSION = "services.inference.adapters.vllm_receiver.MusterWorkerExtension"
+_ADAPTERS = "services.inference.adapters"
+_EXTENSION = f"{_ADAPTERS}.vllm_receiver.MusterWorkerExtension"
+_CPU_WORKER = f"{_ADAPTERS}.vllm_worker.MusterCpuWorker"
+_CPU_SCHEDULER = f"{_ADAPTERS}.vllm_scheduler.MusterScheduler"
+EXPERTS = "muster_experts"
+"""Name of the setting in vLLM's additional_config (vllm_scheduler.py)."""
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _SPARE_REQUESTS = 1  # the canary
 _STEP_TOKENS_MIN = 2048
 
@@ -59,6 +66,13 @@ def engine_args(path: str, config: InferenceConfig) -> Any:
         # cannot be wound back. So every prompt is prefilled whole.
         settings["enable_chunked_prefill"] = False
         settings["max_num_batched_tokens"] = max(config.max_model_len, _STEP_TOKENS_MIN)
+        settings["worker_cls"] = _CPU_WORKER
+        settings["scheduler_cls"] = _CPU_SCHEDULER
+        settings["additional_config"] = {EXPERTS: config.return_experts}
+    elif config.return_experts and _is_moe(path):
+        settings["enable_return_routed_experts"] = True
+    if config.head_dtype != "model":
+        settings["hf_overrides"] = {"head_dtype": config.head_dtype}
     return AsyncEngineArgs(
         model=path,
         dtype=config.dtype,
@@ -76,3 +90,58 @@ def engine_args(path: str, config: InferenceConfig) -> Any:
         enable_log_requests=False,
         **settings,
     )
+
+
+def tells_masks() -> bool:
+    """What was left to choose from: told on a CPU only (vllm_worker.py). On a GPU vLLM tells it
+    where every request has a top_k, which most of ours have not."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def returns_experts(vllm_config: Any) -> bool:
+    """True when routing is asked for and the model has any."""
+    asked = vllm_config.aux_output_config.enabled or vllm_config.additional_config.get(EXPERTS)
+    return bool(asked and vllm_config.model_config.is_moe)
+
+
+def serving(vllm_config: Any, attention_backend: str) -> ServingFingerprint:
+    """What the figures of an engine depend on; attention_backend: as its worker tells it."""
+    import torch
+    import vllm
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    flags = {
+        "block_size": vllm_config.cache_config.block_size,
+        "chunked_prefill": vllm_config.scheduler_config.enable_chunked_prefill,
+        "enforce_eager": model.enforce_eager,
+        "kv_cache_dtype": vllm_config.cache_config.cache_dtype,
+        "logprobs_mode": model.logprobs_mode,
+        "pipeline_parallel": parallel.pipeline_parallel_size,
+        "prefix_caching": vllm_config.cache_config.enable_prefix_caching,
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "torch": torch.__version__,
+    }
+    return ServingFingerprint(
+        engine="vllm",
+        engine_version=vllm.__version__,
+        dtype=_dtype(model.dtype),
+        quantization=model.quantization or "",
+        attention_backend=attention_backend,
+        device=vllm_config.device_config.device_type,
+        head_dtype=_dtype(model.head_dtype),
+        flags=tuple(sorted(f"{name}={value}" for name, value in flags.items())),
+    )
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_moe(path: str) -> bool:
+    """vLLM refuses to return the routing of a model without any."""
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(path).get_text_config()
+    return any(getattr(found, name, 0) for name in _EXPERT_COUNTS)

@@ -20,6 +20,8 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
+from services.inference.adapters import vllm_head
+
 _TREES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -36,6 +38,7 @@ class Shadow:
                 method = getattr(twin, "quant_method", None)
                 if isinstance(method, QuantizeMethodBase):
                     method.process_weights_after_loading(twin)
+                vllm_head.follow(twin)
 
     def _copy(self, live: Any, seen: dict[int, Any]) -> Any:
         """A shallow copy of a module and all below it; shared modules stay shared."""

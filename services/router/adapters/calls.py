@@ -10,7 +10,6 @@ service went away. Does not cover: what is decided on the events, the calls to r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from services.router.adapters.channels import Channels
 from services.router.adapters.clocks import Clocks
 from services.router.adapters.reach import begun, best_effort, keyed, loss_at_verdict, loss_of
 from services.router.adapters.replicas import ReplicaCalls, Reply, claiming
+from services.router.adapters.replies import reward, seconds, told_of, told_s
 from services.router.adapters.restore import TurnUsage
 from services.router.adapters.tokens import Tokens
 from services.router.context import Parts
@@ -167,6 +167,7 @@ class Calls:
             reason = codec.finish_from_pb(finish.reason)
             if reason is FinishReason.ABORT:
                 raise Unavailable("the replica aborted the request")
+            told = told_of(finish, command.sampling, context, len(sampled[0]))
         except Fenced:
             raise
         except MusterError as error:
@@ -174,7 +175,7 @@ class Calls:
             at = (command.episode, command.turn, command.replica)
             return e.GenerateFailed(*at, str(error), full=full, retry=command.retry)
         spans = codec.spans_from_pb(finish.spans)
-        text, asked.replied = conversation.reply(*sampled, spans), True
+        text, asked.replied = conversation.reply(*sampled, spans, told), True
         self.usage[id_] = TurnUsage(context, len(sampled[0]), finish.cached_tokens, spans)
         boundary, boundary_tokens = conversation.boundary
         return e.Generated(
@@ -185,9 +186,9 @@ class Calls:
             prompt_tokens=context,
             sampled_tokens=len(sampled[0]),
             start_unix_s=start,
-            queue_s=_seconds(finish.queue_s),
-            prefill_s=_seconds(finish.prefill_s),
-            decode_s=_seconds(finish.decode_s),
+            queue_s=seconds(finish.queue_s),
+            prefill_s=seconds(finish.prefill_s),
+            decode_s=seconds(finish.decode_s),
             end_unix_s=end(),
             retry=command.retry,
             cached_tokens=min(max(0, finish.cached_tokens), context),
@@ -220,7 +221,8 @@ class Calls:
             raise Unavailable(f"turn {command.turn} is no longer asked of {command.replica}")
 
     async def _sample(self, command: e.Generate, context: Parts, room: int) -> Reply:
-        return await self.replicas.sample(command, context, room)
+        unrouted = self.conversation(command.episode).recorded
+        return await self.replicas.sample(command, context, room, unrouted)
 
     async def abort(self, command: e.AbortGenerate) -> None:
         """Its answer counts no more from this moment on, even where it has just come."""
@@ -312,13 +314,13 @@ class Calls:
             turn=command.turn,
             exit_code=step.exit_code,
             limit=limit,
-            wall_s=_seconds(step.wall_s),
-            cpu_s=_seconds(step.cpu_s),
+            wall_s=seconds(step.wall_s),
+            cpu_s=seconds(step.cpu_s),
             output=output,
             box_broken=step.box_broken,
             start_unix_s=start,
             end_unix_s=end(),
-            cpu_stall_s=_told(step.cpu_stall_s),
+            cpu_stall_s=told_s(step.cpu_stall_s),
             repeated=step.repeated,
             box=command.box,
             output_tokens=_GLUE_TOKENS + len(output) // _CHARACTERS,
@@ -367,7 +369,7 @@ class Calls:
         return e.VerdictGiven(
             episode=command.episode,
             status=status,
-            reward=_reward(verdict.reward),
+            reward=reward(verdict.reward),
             detail=verdict.detail,
             start_unix_s=start,
             end_unix_s=end(),
@@ -382,18 +384,3 @@ class Calls:
             await failpoints.at("router.release.after")
 
         await best_effort(call, self._host_away_s)
-
-
-def _told(value: float) -> float:
-    """A duration that a kernel may not tell: -1 says so, and stays what it is."""
-    return value if value == -1.0 else _seconds(value)
-
-
-def _seconds(value: float) -> float:
-    """A duration of another process as a finite number of seconds; journals hold no NaN."""
-    return value if math.isfinite(value) and value > 0 else 0.0
-
-
-def _reward(value: float) -> float:
-    """A reward that is no number becomes one that is out of range: it is judged as such."""
-    return value if math.isfinite(value) else -1.0

@@ -45,8 +45,8 @@ class Payloads:
 
     def _encoded(self, segment: Segment) -> bytes:
         ids = segment.token_ids
-        if segment.kind is not SegmentKind.PROMPT or 4 * len(ids) < _LARGE:
-            return _alone(segment)
+        if segment.kind is not SegmentKind.PROMPT or 4 * len(ids) < _LARGE or segment.experts:
+            return _alone(segment)  # routing is of each sibling's own prefill
         known = self._openings.get(id(ids))
         if known is not None:
             return known[1]

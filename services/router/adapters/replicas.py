@@ -138,14 +138,20 @@ class ReplicaCalls:
         took_s = monotonic() - began
         return e.ReplicaProbed(command.replica, command.life, not detail, detail, took_s, full)
 
-    async def sample(self, command: e.Generate, context: Parts, room: int) -> Reply:
-        """One turn after a packed context, read before this waits. Raises MusterError."""
+    async def sample(
+        self, command: e.Generate, context: Parts, room: int, experts_from: int = 0
+    ) -> Reply:
+        """One turn after a packed context, read before this waits. Raises MusterError.
+
+        experts_from: first token of the context whose routing is not known yet.
+        """
         request = inf.GenerateRequest(
             episode=codec.key_to_pb(command.episode),
             request_id=_name(command),
             sampling=_sampling(command.sampling),
             max_tokens=room,
             stop_token_ids=self._codec.stop_ids,
+            experts_from=experts_from,
         )
         return await self._sampled(command.replica, request, context, command.timeout_s)
 

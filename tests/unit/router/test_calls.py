@@ -203,3 +203,37 @@ def test_a_call_to_a_peer_that_is_not_announced_has_not_reached_it() -> None:
     with pytest.raises(Unavailable) as caught:
         calls()._host("h0")
     assert not reached(caught.value)
+
+
+async def test_a_filtered_turn_without_its_mask_is_asked_for_again() -> None:
+    """The trainer could not learn from it."""
+    nucleus = msgspec.structs.replace(ASK, sampling=SamplingParams(top_p=0.9, top_k=5))
+    failed = await calls().generate(nucleus)
+
+    assert isinstance(failed, e.GenerateFailed)
+    assert "top-p and top-k" in failed.detail
+
+
+class Telling(Replied):
+    """Replicas that tell masks and routing, and what they were asked."""
+
+    async def _sample(self, command: e.Generate, context: Parts, room: int):  # type: ignore[no-untyped-def]
+        sampled, finish = await super()._sample(command, context, room)
+        finish.mask.CopyFrom(pb.SamplingMask(counts=b"\1\0\0\0" * 2, token_ids=b"\7\0\0\0" * 2))
+        start = self.conversation(command.episode).recorded
+        tokens = sum(len(part) for part in context) // 4 + 2 - start
+        finish.experts.CopyFrom(pb.RoutedExperts(layers=1, per_token=1, ids=b"\5\0" * tokens))
+        finish.experts_from = start
+        return sampled, finish
+
+
+async def test_masks_and_routing_are_recorded_with_the_turn() -> None:
+    telling = Telling(Letters(), no_archive, box_start_timeout_s=1.0)
+    nucleus = msgspec.structs.replace(ASK, sampling=SamplingParams(top_p=0.9, top_k=5))
+    assert isinstance(await telling.generate(nucleus), e.Generated)
+    prompt, model = telling.conversation(KEY).take_segments()
+
+    assert model.mask is not None
+    assert model.mask.counts == (1, 1)
+    assert prompt.mask is None
+    assert [s.experts and s.experts.tokens for s in (prompt, model)] == [len(prompt.token_ids), 2]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import zstandard
 
 from muster import segment_codec
-from muster.types import Segment, SegmentKind, VersionSpan
+from muster.types import RoutedExperts, SamplingMask, Segment, SegmentKind, VersionSpan
 from muster.v1 import events_pb2 as ev
 from services.router.adapters.payloads import Payloads
 
@@ -54,3 +55,21 @@ async def test_what_is_kept_of_openings_is_bounded() -> None:
     for one in (*kept, *kept):
         await payloads.turn((one,))
     assert len(payloads._openings) == 3
+
+
+async def test_siblings_of_one_opening_keep_each_its_own_routing() -> None:
+    payloads = Payloads()
+    for expert in (b"\x01\x00", b"\x02\x00"):
+        experts = RoutedExperts(1, 1, expert * len(LONG))
+        routed = msgspec.structs.replace(opening(LONG), experts=experts)
+        assert read(await payloads.turn((routed, REPLY))) == (routed, REPLY)
+
+
+async def test_masks_are_recorded_with_their_tokens() -> None:
+    masked = msgspec.structs.replace(REPLY, mask=SamplingMask((2, 1), (7, 9, 8)))
+    assert read(await Payloads().turn((masked,))) == (masked,)
+
+
+def test_what_was_recorded_before_there_were_masks_and_routing_reads_without() -> None:
+    old = bytes.fromhex("0a1e0802120807000000080000001a08000000bf000080be2206080318022003")
+    assert read(zstandard.ZstdCompressor().compress(old)) == (REPLY,)
