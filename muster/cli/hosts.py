@@ -1,4 +1,5 @@
-"""`muster hosts`: the sandbox hosts of a run, how full and fast they are; how much each may take.
+"""`muster hosts`: the sandbox hosts of a run, how full and fast they are; how much each may take;
+with --replicas the inference replicas, and what their figures depend on.
 
 Each announced host is asked itself, with a short deadline; one that does not answer says so in its
 row. Promise: without --set-capacity nothing is changed; a change is answered by the host that made
@@ -28,9 +29,11 @@ from muster.errors import InvalidInput, NotFound
 if TYPE_CHECKING:
     from muster.hosts import HostSeen
     from muster.registry import Entry
+    from muster.replicas import ReplicaSeen
 
 app = typer.Typer(add_completion=False)
 _BOXES_MAX = 4096
+_CALLED = {"sandbox": "sandbox host", "inference": "inference replica"}
 
 
 @app.command()
@@ -51,6 +54,13 @@ def hosts(
             help="Let this host keep up to N boxes ready unused; 0 for none.",
         ),
     ] = None,
+    replicas: Annotated[
+        bool,
+        typer.Option(
+            "--replicas",
+            help="Inference replicas instead: version, load, engine, dtypes, backend.",
+        ),
+    ] = False,
     run: RunOption = None,
     state_dir: StateOption = None,
     redis: RedisOption = None,
@@ -63,6 +73,9 @@ def hosts(
     from muster.view import console
 
     with telling():
+        if replicas:
+            _show_replicas(run, state_dir, redis, config, json=json)
+            return
         wanted = _wanted("--set-capacity", set_capacity, least=1)
         warm = _wanted("--set-warm", set_warm, least=0)
         seen = asyncio.run(_ask(wanted, warm, run, state_dir, redis, config))
@@ -70,6 +83,28 @@ def hosts(
             typer.echo(as_json(seen))
         else:
             console().print(table(seen))
+
+
+def _show_replicas(
+    run: str | None,
+    state_dir: Path | None,
+    redis: str | None,
+    config: Path | None,
+    *,
+    json: bool,
+) -> None:
+    from muster.figures import as_json
+    from muster.replicas import ask, table
+    from muster.view import console
+
+    async def asked() -> list[ReplicaSeen]:
+        return await ask(await _listed("inference", run, state_dir, redis, config))
+
+    seen = asyncio.run(asked())
+    if json:
+        typer.echo(as_json(seen))
+    else:
+        console().print(table(seen))
 
 
 def _wanted(option: str, given: Sequence[str] | None, *, least: int) -> dict[str, int]:
@@ -96,26 +131,39 @@ async def _ask(
     redis: str | None,
     config: Path | None,
 ) -> list[HostSeen]:
+    from muster.hosts import ask, set_capacity
+
+    entries = await _listed("sandbox", run, state_dir, redis, config)
+    for host in sorted({*wanted, *warm}):
+        await set_capacity(_named(entries, host), wanted.get(host), warm.get(host))
+    return await ask(entries)
+
+
+async def _listed(
+    kind: str,
+    run: str | None,
+    state_dir: Path | None,
+    redis: str | None,
+    config: Path | None,
+) -> list[Entry]:
+    """The announced ones of that kind; at least one."""
     from muster.attach import attached
     from muster.cli.settings import read_config
-    from muster.hosts import ask, set_capacity
     from muster.registry import Registry
 
     settings = read_config(config, state_dir=state_dir)
     name = run or settings.run
     async with attached(settings, redis) as client:
-        entries = await Registry(client, name).list("sandbox")
+        entries = await Registry(client, name).list(kind)
     if not entries:
         raise NotFound(
-            "no sandbox host of this run is announced",
+            f"no {_CALLED[kind]} of this run is announced",
             field="run",
             value=name,
-            way_out="start one (`muster up`, or `python -m services.sandbox --config FILE`), or "
+            way_out=f"start one (`muster up`, or `python -m services.{kind} --config FILE`), or "
             "name the run's server with --redis and its name with --run",
         )
-    for host in sorted({*wanted, *warm}):
-        await set_capacity(_named(entries, host), wanted.get(host), warm.get(host))
-    return await ask(entries)
+    return entries
 
 
 def _named(entries: Sequence[Entry], host: str) -> Entry:

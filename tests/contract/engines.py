@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -20,9 +22,11 @@ from services.inference.adapters.fake import FakeEngine, Script
 from services.inference.adapters.receive import receive_and_verify
 from services.inference.config import InferenceConfig
 from services.inference.engine import Chunk, Engine, Finish, Sampling, UpdatePhase, UpdateStatus
+from tests.contract.moe import CHOSEN, LAYERS, write_moe
 
 State = dict[str, torch.Tensor]
 PROMPT = tuple(range(300, 340))
+_DOWN = re.compile(r"down_proj|\.w2\.")
 # Prefill and decode run different kernels in bfloat16: 8 bits of mantissa through 30 layers.
 SCORE_BOUND = {"fake": 0.0, "vllm": 0.5}
 
@@ -30,8 +34,10 @@ SCORE_BOUND = {"fake": 0.0, "vllm": 0.5}
 class Bench:
     """An engine, the weights it was started with, and a trainer's end of a transfer."""
 
-    def __init__(self, name: str, engine: Engine, state: State):
+    def __init__(self, name: str, engine: Engine, state: State, folder: Path | None = None):
+        """folder: the model folder; None for engines that are none."""
         self.name, self.engine, self.state, self.version = name, engine, state, 0
+        self.folder = folder
 
     async def receive(self, state: State, *, corrupt: bool = False) -> UpdateStatus:
         """Let the engine receive the next version of `state`; its status when that is over."""
@@ -62,7 +68,7 @@ class Bench:
 
     def changed(self) -> State:
         """Weights that differ from those the engine started with."""
-        return {n: (t * 1.05 if "down_proj" in n else t.clone()) for n, t in self.state.items()}
+        return {n: (t * 1.05 if _DOWN.search(n) else t.clone()) for n, t in self.state.items()}
 
 
 @asynccontextmanager
@@ -86,16 +92,40 @@ async def vllm_bench() -> AsyncIterator[Bench]:
         str(folder), InferenceConfig(kv_cache_gib=0.5, max_requests=8, finish_timeout_s=600)
     )
     await engine.start(0)
-    yield Bench("vllm", engine, load_file(folder / "model.safetensors"))
+    yield Bench("vllm", engine, load_file(folder / "model.safetensors"), folder)
+    await engine.shutdown()
+
+
+@asynccontextmanager
+async def fake_moe_bench(folder: Path) -> AsyncIterator[Bench]:
+    engine = FakeEngine(
+        Script(length=200, step_s=0.001, experts=(LAYERS, CHOSEN)), receive=receive_and_verify
+    )
+    await engine.start(0)
+    yield Bench("fake", engine, {"mlp.down_proj": torch.ones(64, 3), "norm": torch.ones(7)})
+    await engine.shutdown()
+
+
+@asynccontextmanager
+async def vllm_moe_bench(folder: Path) -> AsyncIterator[Bench]:
+    from safetensors.torch import load_file
+
+    from services.inference.adapters.vllm import VllmEngine
+
+    write_moe(folder)
+    engine = VllmEngine(str(folder), InferenceConfig(kv_cache_gib=0.1, max_requests=8))
+    await engine.start(0)
+    yield Bench("vllm", engine, load_file(folder / "model.safetensors"), folder)
     await engine.shutdown()
 
 
 BENCHES: dict[str, Callable[[], object]] = {"fake": fake_bench, "vllm": vllm_bench}
+MOE_BENCHES: dict[str, Callable[[Path], object]] = {"fake": fake_moe_bench, "vllm": vllm_moe_bench}
 
 
-def sampling(tokens: int, *, seed: int = 7, stop: tuple[int, ...] = ()) -> Sampling:
+def sampling(tokens: int, *, seed: int = 7, stop: tuple[int, ...] = (), **more: Any) -> Sampling:
     params = SamplingParams(temperature=1.0, seed=seed)
-    return Sampling(uuid.uuid4().hex, PROMPT, params, tokens, stop)
+    return msgspec.structs.replace(Sampling(uuid.uuid4().hex, PROMPT, params, tokens, stop), **more)
 
 
 async def sampled(engine: Engine, request: Sampling) -> tuple[list[int], list[float], Finish]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
 
 LAYERS, EXPERTS, CHOSEN = 3, 8, 2
 
 
 def write_moe(folder: Path, *, vocabulary: int = 49152) -> Path:
     """A model folder as engines and trainers load it, in bfloat16."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
     torch.manual_seed(11)
     config = MixtralConfig(
         vocab_size=vocabulary,
