@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -89,15 +89,13 @@ def _state(number: pb.ReplicaState.ValueType) -> str:
 
 
 def table(replicas: Sequence[ReplicaSeen]) -> Table:
-    """One row a replica: what it serves with in full, or in what it differs from most others."""
+    """One row a replica."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("replica", no_wrap=True)
     shown.add_column("address", no_wrap=True)
     shown.add_column("state")
     for head in ("version", "running", "waiting", "KV tokens", "sampled"):
         shown.add_column(head, justify="right")
-    shown.add_column("serves with")
-    usual, told = _usual(replicas), set[ServingFingerprint]()
     for replica in replicas:
         name, address = safe(replica.replica), safe(replica.address)
         if replica.problem:
@@ -112,23 +110,18 @@ def table(replicas: Sequence[ReplicaSeen]) -> Table:
             str(replica.waiting),
             f"{replica.kv_tokens_used}/{replica.kv_tokens_total}",
             str(replica.tokens_generated),
-            safe(_served(replica.serving, usual, told)),
         )
-        told.add(replica.serving)
     return shown
 
 
-def _usual(replicas: Sequence[ReplicaSeen]) -> ServingFingerprint:
-    """What most of them serve with."""
-    found = Counter(replica.serving for replica in replicas if not replica.problem)
-    return found.most_common(1)[0][0] if found else ServingFingerprint()
-
-
-def _served(
-    serving: ServingFingerprint, usual: ServingFingerprint, told: Set[ServingFingerprint]
-) -> str:
-    """In full once; what differs from the usual is named."""
-    if serving in told:
-        return "the same"
-    lines = differences(usual, serving)
-    return "unlike most: " + "; ".join(lines) if lines else text(serving)
+def served_with(replicas: Sequence[ReplicaSeen]) -> list[str]:
+    """What most of them serve with; then each that differs, and in what."""
+    heard = [replica for replica in replicas if not replica.problem]
+    if not heard:
+        return []
+    usual = Counter(replica.serving for replica in heard).most_common(1)[0][0]
+    lines = [f"They serve with: {text(usual)}"]
+    for replica in heard:
+        if found := differences(usual, replica.serving):
+            lines.append(f"{replica.replica} differs: {'; '.join(found)}")
+    return lines

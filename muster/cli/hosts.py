@@ -94,8 +94,8 @@ def _show_replicas(
     json: bool,
 ) -> None:
     from muster.figures import as_json
-    from muster.replicas import ask, table
-    from muster.view import console
+    from muster.replicas import ask, served_with, table
+    from muster.view import console, safe
 
     async def asked() -> list[ReplicaSeen]:
         return await ask(await _listed("inference", run, state_dir, redis, config))
@@ -105,6 +105,8 @@ def _show_replicas(
         typer.echo(as_json(seen))
     else:
         console().print(table(seen))
+        for line in served_with(seen):
+            console().print(safe(line))
 
 
 def _wanted(option: str, given: Sequence[str] | None, *, least: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from muster import rpc
 from muster.fingerprint import ServingFingerprint, fingerprint_to_pb
 from muster.registry import Entry
-from muster.replicas import ReplicaSeen, ask, seen, table
+from muster.replicas import ReplicaSeen, ask, seen, served_with, table
 from muster.v1 import inference_pb2 as pb
 from muster.v1 import inference_pb2_grpc
 from muster.view import console
@@ -44,17 +44,18 @@ def like(replica: str, **changed: str) -> ReplicaSeen:
     return ReplicaSeen(replica, "h:1", "serving", serving=ServingFingerprint(**serving))
 
 
-def test_a_row_says_what_a_replica_serves_and_with_what() -> None:
+def test_a_row_says_what_a_replica_serves_and_how_much() -> None:
     row = printed(seen(ENTRY, TOLD))[1].split()
-    assert row[:8] == ["inference-0", "10.0.0.1:7", "serving", "7", "3", "1", "640/4096", "99"]
-    assert row[8:] == ["vllm", "1.0", "dtype=bfloat16"]
+    assert row == ["inference-0", "10.0.0.1:7", "serving", "7", "3", "1", "640/4096", "99"]
 
 
-def test_equal_replicas_are_told_once_and_an_unlike_one_is_named() -> None:
-    rows = printed(like("a"), like("b", dtype="float32"), like("c"))
-    assert rows[1].endswith("vllm 1.0 dtype=bfloat16")
-    assert rows[2].endswith("unlike most: dtype: bfloat16, float32")
-    assert rows[3].endswith("the same")
+def test_what_most_serve_with_is_told_once_and_an_unlike_one_is_named() -> None:
+    silent = ReplicaSeen("d", "h:1", problem="gone")
+    assert served_with([like("a", dtype="float32"), like("b"), like("c"), silent]) == [
+        "They serve with: vllm 1.0 dtype=bfloat16",
+        "a differs: dtype: bfloat16, float32",
+    ]
+    assert served_with([silent]) == []
 
 
 async def test_one_that_does_not_answer_says_so_in_its_row() -> None:
