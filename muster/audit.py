@@ -25,11 +25,13 @@ class Totals(Value, frozen=True):
     groups: int
     groups_trained: int
     groups_filtered: int
+    groups_evaluated: int
     groups_open: int
     groups_retired: int  # beside the others: known by their totals alone
     siblings_dispatched: int
     siblings_trained: int  # by the members of trained batches
     siblings_filtered: int
+    siblings_evaluated: int
     siblings_open: int
     attempts: int
     attempts_finished: int
@@ -88,6 +90,7 @@ def count(index: RunIndex) -> Totals:
         groups=len(sizes),
         groups_trained=len(fated[Fate.TRAINED]),
         groups_filtered=len(fated[Fate.FILTERED]),
+        groups_evaluated=len(fated[Fate.EVALUATED]),
         groups_open=len(unfated),
         groups_retired=0
         if index.record.whole
@@ -99,6 +102,7 @@ def count(index: RunIndex) -> Totals:
             for g in fated[Fate.FILTERED]
             if not any(index.brought_back(index.fates[g][0], s) for s in trained.get(g, ()))
         ),
+        siblings_evaluated=sum(sizes.get(g, 0) for g in fated[Fate.EVALUATED]),
         siblings_open=sum(sizes[g] for g in unfated),
         attempts=len(known),
         attempts_finished=len(index.finished),
@@ -123,9 +127,10 @@ def _running(index: RunIndex) -> int:
 
 
 def _sum(t: Totals) -> Iterator[Finding]:
-    accounted = t.siblings_trained + t.siblings_filtered + t.siblings_open
+    accounted = t.siblings_trained + t.siblings_filtered + t.siblings_evaluated + t.siblings_open
     if accounted != t.siblings_dispatched:
         parts = f"{t.siblings_trained} trained + {t.siblings_filtered} filtered"
+        parts += f" + {t.siblings_evaluated} evaluated" if t.siblings_evaluated else ""
         yield problem(
             f"{t.siblings_dispatched} siblings dispatched, but {parts} + {t.siblings_open} open"
             f" = {accounted}",
@@ -156,4 +161,5 @@ def _why_open(index: RunIndex, group: str, job: str, held: dict[str, list[int]])
         return f"open: siblings not finished: {', '.join(missing)}"
     if unusable:
         return f"open: siblings to be repaired or judged: {', '.join(unusable)}"
-    return "open: complete, waits in the bank for a trainer"
+    what = "its fate" if index.evaluates(group) else "a trainer"
+    return f"open: complete, waits in the bank for {what}"

@@ -113,6 +113,23 @@ def _fate(index: RunIndex, fate: FateOf, held: list[int], trained: list[int]) ->
             yield problem(f"filtered, but stands in batch {step}", where)
     if fate.fate is Fate.FILTERED and not fate.reason:
         yield problem("filtered without a reason", where)
+    yield from _evaluation(index, fate, held)
+
+
+def _evaluation(index: RunIndex, fate: FateOf, held: list[int]) -> Iterator[Finding]:
+    """What is evaluated is never trained on, and nothing else is told to be evaluated."""
+    where, evaluates = f"group {fate.group}", index.evaluates(fate.group)
+    if evaluates and (fate.fate is Fate.TRAINED or held):
+        yield problem(f"of an evaluation, but {fate.fate} and in batches {held}", where)
+    if fate.fate is not Fate.EVALUATED:
+        return
+    if not evaluates and fate.group in index.opened:
+        yield problem("evaluated, but its job is for the trainer", where)
+    found = index.evaluated.get(fate.group, [])
+    if not found and index.record.whole:
+        yield problem("evaluated, but what was found out is lost", where)
+    if found and len(found[0].found.siblings) != index.size(fate.group):
+        yield problem(f"evaluated with {len(found[0].found.siblings)} siblings", where)
 
 
 def _versions(index: RunIndex) -> Iterator[Finding]:

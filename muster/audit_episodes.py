@@ -28,8 +28,8 @@ def check(index: RunIndex) -> Iterator[Finding]:
     for place in index.attempts:
         yield from _place(index, place)
     for group, fates in index.fates.items():
-        if fates[0].fate is Fate.FILTERED and not _cancelled(index, group):
-            yield from _ended(index, group)
+        if fates[0].fate is not Fate.TRAINED and not _cancelled(index, group):
+            yield from _ended(index, group, fates[0].fate)
 
 
 def _jobs(index: RunIndex) -> Iterator[Finding]:
@@ -107,11 +107,12 @@ def _cancelled(index: RunIndex, group: str) -> bool:
     return index.cancelled(job)
 
 
-def _ended(index: RunIndex, group: str) -> Iterator[Finding]:
-    """What was filtered had all its siblings' outcomes; trained ones are checked by their batch."""
+def _ended(index: RunIndex, group: str, fate: Fate) -> Iterator[Finding]:
+    """What was filtered or evaluated had all its siblings' outcomes; trained ones are checked by
+    their batch."""
     for sibling in range(index.size(group)):
         if index.outcome(group, sibling) is None:
-            yield problem("filtered, but it has no outcome", f"sibling {group}.{sibling}")
+            yield problem(f"{fate}, but it has no outcome", f"sibling {group}.{sibling}")
 
 
 def _place(index: RunIndex, place: Place) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ def _totals(index: RunIndex) -> Iterator[Finding]:
             yield problem(f"{says}, its entries {fewest} to {most}", f"job {job}")
 
 
-COUNTED = ("trained", "filtered", "episodes", "turns")
+COUNTED = (*Fate, "episodes", "turns")
 _OUTCOME = "outcome:"
 
 
@@ -150,7 +150,7 @@ def count(index: RunIndex, groups: Iterable[str]) -> dict[str, int]:
     for group in groups:
         fate = index.fate(group)
         if fate is not None:
-            found["trained" if fate.fate is Fate.TRAINED else "filtered"] += 1
+            found[str(fate.fate)] += 1
         for sibling, attempts in index.by_group.get(group, {}).items():
             for attempt in attempts:
                 id_ = f"{group}.{sibling}.{attempt}"

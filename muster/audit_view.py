@@ -31,13 +31,15 @@ def render_audit(found: Audit) -> RenderableType:
         *_bias(found.bias),
         Text(
             f"groups {t.groups} = {t.groups_trained} trained + {t.groups_filtered} filtered + "
-            f"{t.groups_open} open"
+            + (f"{t.groups_evaluated} evaluated + " if t.groups_evaluated else "")
+            + f"{t.groups_open} open"
             + (f"; {t.groups_retired} retired, by their totals" if t.groups_retired else "")
         ),
         Text(
             f"siblings {t.siblings_dispatched} = {t.siblings_trained} trained + "
-            f"{t.siblings_filtered} filtered + {t.siblings_open} open; "
-            f"{t.siblings_repaired} repaired"
+            f"{t.siblings_filtered} filtered + "
+            + (f"{t.siblings_evaluated} evaluated + " if t.siblings_evaluated else "")
+            + f"{t.siblings_open} open; {t.siblings_repaired} repaired"
         ),
         Text(
             f"attempts {t.attempts} = {t.attempts_finished} finished + "

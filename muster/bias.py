@@ -78,7 +78,8 @@ class _Trajectory(Value, frozen=True):
 
 def bias(index: RunIndex) -> Bias:
     """Of the whole run."""
-    ended = _weighted([t for group in index.opened for t in _ended(index, group)])
+    groups = [group for group in index.opened if not index.evaluates(group)]
+    ended = _weighted([t for group in groups for t in _ended(index, group)])
     members = {
         episode for step in index.trained for episode in index.member_ids(index.batch(step).members)
     }
@@ -141,6 +142,8 @@ def _cohorts(
     steps = [step for _, step in sorted(cuts)]
     groups: dict[int, list[str]] = {}
     for group, opened in index.opened.items():
+        if opened[0].evaluates:  # never meant to be trained on
+            continue
         groups.setdefault(bisect_left(times, opened[0].opened_unix_s), []).append(group)
     of_group: dict[str, list[_Trajectory]] = {}
     for t in ended:

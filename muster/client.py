@@ -24,16 +24,20 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
-from muster import rpc
+from muster import evaluated_codec, rpc
 from muster.clock import monotonic
-from muster.codec import policy_to_pb, sampling_to_pb
-from muster.errors import Fenced, InvalidInput, Unavailable
-from muster.taskset import Task, read_instances, read_task_set
-from muster.types import JobPolicy, SamplingParams, Value
+from muster.codec import policy_to_pb, purpose_from_pb, purpose_to_pb, sampling_to_pb
+from muster.errors import Fenced, Unavailable
+from muster.evaluation import EvaluationResult
+from muster.evaluation_codec import asked_from_pb, serving_from_pb, training_from_pb
+from muster.evaluation_doubts import result
+from muster.taskset import Task, count_tasks, read_instances, read_task_set
+from muster.types import JobPolicy, Purpose, SamplingParams, Value
 from muster.v1 import common_pb2 as common
+from muster.v1 import events_pb2 as ev
 from muster.v1 import router_pb2 as pb
 from muster.v1.router_pb2_grpc import RouterServiceStub
-from muster.wanted import check_policy, check_sampling
+from muster.wanted import check_policy, check_sampling, check_sizes
 
 if TYPE_CHECKING:
     from muster.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -73,6 +77,8 @@ class Progress(Value, frozen=True):
     outcomes: dict[str, int]
     policy_version: int
     waiting_for: str
+    groups_evaluated: int = 0
+    purpose: Purpose = Purpose.TRAIN
 
     @property
     def ended(self) -> bool:
@@ -137,6 +143,7 @@ class MusterClient:
         split: str = "train",
         instances: int | None = None,
         policy: JobPolicy | None = None,
+        purpose: Purpose = Purpose.TRAIN,
     ) -> str:
         """Submit the task folder, or folder of tasks, at `path`; the name of the new job.
 
@@ -146,14 +153,15 @@ class MusterClient:
         split: only tasks of that one; "all" takes every task. instances: a seed from which each
         group of a task with parameters gets an instance of its own; without it all get the first.
         policy: what to do with siblings and groups that are not whole; None: as configured.
+        purpose: EVALUATE runs the groups and counts them, and no trainer ever gets them; their
+        instances are held out (`evaluate` does all of it).
         """
-        _at_least("groups", groups, 1, "ask for one group or more")
-        way_out = "use 2 or more: a group is scored by comparing its siblings"
-        _at_least("group_size", group_size, 2, way_out)
-        check_sampling(sampling or SamplingParams())
+        check_sizes(groups, group_size, purpose)
+        check_sampling(sampling or SamplingParams(), purpose=purpose)
         check_policy(policy or JobPolicy(), group_size=group_size)
         folders = [Path(path)] if isinstance(path, str | Path) else list(path)
-        tasks = await asyncio.to_thread(_tasks, folders, split, instances, groups)
+        held_out = purpose is Purpose.EVALUATE
+        tasks = await asyncio.to_thread(_tasks, folders, split, instances, groups, held_out)
         request = pb.SubmitTaskSetRequest(
             job=job or f"job-{uuid.uuid4().hex[:8]}",
             tasks=[
@@ -164,11 +172,74 @@ class MusterClient:
             group_size=group_size,
             sampling=sampling_to_pb(sampling or SamplingParams()),
             policy=policy_to_pb(policy or JobPolicy()),
+            purpose=purpose_to_pb(purpose),
         )
         answer = await self._call(
             "submitting to", lambda: self._stub.SubmitTaskSet(request, timeout=_CALL_S)
         )
         return answer.job
+
+    async def evaluate(
+        self,
+        path: str | Path | Sequence[Path],
+        *,
+        samples: int = 16,
+        split: str = "eval",
+        sampling: SamplingParams | None = None,
+        rounds: int = 1,
+        instances: int = 0,
+        job: str = "",
+        show: Callable[[Progress], None] | None = None,
+    ) -> EvaluationResult:
+        """Evaluate the policy on each task of the split and wait for the result.
+
+        samples: of each task; nothing of them is trained on. sampling: None samples as the policy
+        does, at temperature 1; top_k 1 is greedy. Tasks with parameters are held-out instances of
+        the seeds `instances`, `instances` + 1 …, one in each of `rounds` rounds: training never
+        draws those. show: hears of progress. See `evaluation` for what is answered.
+        """
+        folders = [Path(path)] if isinstance(path, str | Path) else list(path)
+        count = await asyncio.to_thread(count_tasks, folders, split)
+        job = await self.submit(
+            folders,
+            groups=count * rounds,
+            group_size=samples,
+            sampling=sampling,
+            job=job,
+            split=split,
+            instances=instances,
+            purpose=Purpose.EVALUATE,
+        )
+        async for progress in self.watch(job):
+            if show:
+                show(progress)
+        return await self.evaluation(job)
+
+    async def evaluation(self, job: str) -> EvaluationResult:
+        """What an evaluation has come to so far; `complete` says whether that is all of it.
+
+        NotFound when the router does not know the job, InvalidInput when it is for a trainer.
+        """
+        request = pb.GetEvaluationRequest(job=job)
+        header, groups = await self._call("asking", lambda: self._evaluation(request))
+        return result(
+            asked_from_pb(header),
+            [evaluated_codec.from_pb(group) for group in groups],
+            serving_from_pb(header),
+            training_from_pb(header),
+        )
+
+    async def _evaluation(
+        self, request: pb.GetEvaluationRequest
+    ) -> tuple[pb.EvaluationHeader, list[ev.EvaluatedGroup]]:
+        call = self._stub.GetEvaluation(request, timeout=_CALL_S)
+        try:
+            parts = [part async for part in call]
+        finally:
+            call.cancel()
+        if not parts:
+            raise Unavailable("the router ended the answer before its beginning")
+        return parts[0].header, [part.group for part in parts[1:]]
 
     async def get(self, job: str) -> Progress:
         """The job as it stands now; NotFound when the router does not know it."""
@@ -292,15 +363,17 @@ def _progress(message: pb.JobProgress) -> Progress:
         outcomes=dict(sorted(message.outcomes.items())),
         policy_version=message.policy_version,
         waiting_for=message.waiting_for,
+        groups_evaluated=message.groups_evaluated,
+        purpose=purpose_from_pb(message.purpose),
     )
 
 
-def _tasks(folders: list[Path], split: str, instances: int | None, groups: int) -> list[Task]:
+def _tasks(
+    folders: list[Path], split: str, instances: int | None, groups: int, held_out: bool
+) -> list[Task]:
+    if held_out:
+        seed = instances or 0
+        return read_instances(folders, seed=seed, groups=groups, split=split, held_out=True)
     if instances is not None:
         return read_instances(folders, seed=instances, groups=groups, split=split)
     return [task for folder in folders for task in read_task_set(folder, split=split)]
-
-
-def _at_least(field: str, value: int, least: int, way_out: str) -> None:
-    if value < least:
-        raise InvalidInput(f"must be at least {least}", field=field, value=value, way_out=way_out)

@@ -91,6 +91,7 @@ class _EnumMap(Generic[E]):
 _KIND = _EnumMap(t.SegmentKind, "SEGMENT_KIND", pb.SegmentKind)
 _OUTCOME = _EnumMap(t.Outcome, "OUTCOME", pb.Outcome)
 _STATE = _EnumMap(t.EpisodeState, "EPISODE_STATE", pb.EpisodeState)
+_PURPOSE = _EnumMap(t.Purpose, "JOB_PURPOSE", pb.JobPurpose)
 _FATE = _EnumMap(t.Fate, "FATE", ev.Fate)
 _LIMIT = _EnumMap(t.StepLimit, "STEP_LIMIT", sbx.StepLimit)
 _VERDICT = _EnumMap(t.VerdictStatus, "VERDICT_STATUS", sbx.VerdictStatus)
@@ -119,6 +120,15 @@ def fate_to_pb(value: t.Fate) -> ev.Fate.ValueType:
 
 def fate_from_pb(value: int) -> t.Fate:
     return _FATE.from_pb(value)
+
+
+def purpose_to_pb(value: t.Purpose) -> pb.JobPurpose.ValueType:
+    return pb.JobPurpose.ValueType(_PURPOSE.to_pb(value))
+
+
+def purpose_from_pb(value: int) -> t.Purpose:
+    """Records and clients of before there was a choice say nothing, and mean training."""
+    return _PURPOSE.from_pb(value or pb.JOB_PURPOSE_TRAIN)
 
 
 def limit_to_pb(value: t.StepLimit) -> sbx.StepLimit.ValueType:

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 from msgspec.structs import replace
 
-from muster import codec
+from muster import codec, evaluated_codec
 from muster.entries import (
     Batch,
     Damaged,
     Dead,
+    EvaluatedOf,
     FateOf,
     Finish,
     Intended,
@@ -69,7 +70,7 @@ def decode(
 
 _TUPLES = (
     *("opened", "intended", "turns", "restored", "finished", "labels"),
-    *("versions", "batches", "fates", "jobs", "damaged"),
+    *("versions", "batches", "fates", "jobs", "evaluated", "damaged"),
 )
 
 
@@ -102,7 +103,8 @@ def _event(m: Received) -> tuple[str, Any]:
 
 def _opened(at: str, key: Any, seq: int, g: ev.GroupOpened) -> Opened:
     what = (g.job, g.task, g.group_size, g.opened_at_version, g.opened_unix_s)
-    return Opened(at, key, *what, codec.policy_from_pb(g.policy))
+    wanted = codec.policy_from_pb(g.policy), codec.purpose_from_pb(g.purpose)
+    return Opened(at, key, *what, *wanted)
 
 
 def _turn_of(t: ev.TurnFinished | ev.TurnIntended) -> dict[str, Any]:
@@ -186,7 +188,13 @@ def _fate(m: Received) -> tuple[str, Any]:
 def _job(m: Received) -> tuple[str, Any]:
     j = ev.JobRecord.FromString(m.data)
     sizes = (j.groups, j.group_size, j.submitted_unix_s, j.cancelled)
-    return "jobs", Job(m.id, j.job, *sizes, codec.policy_from_pb(j.policy))
+    wanted = codec.policy_from_pb(j.policy), codec.purpose_from_pb(j.purpose)
+    return "jobs", Job(m.id, j.job, *sizes, *wanted)
+
+
+def _evaluated(m: Received) -> tuple[str, Any]:
+    found = evaluated_codec.from_pb(ev.EvaluatedGroup.FromString(m.data))
+    return "evaluated", EvaluatedOf(m.id, found)
 
 
 def _plain(kind: type[R], message: Message) -> R:
@@ -202,4 +210,5 @@ _DECODERS: Mapping[str, Callable[[Received], tuple[str, Any]]] = {
     "batches": _batch,
     "fates": _fate,
     "jobs": _job,
+    "evaluations": _evaluated,
 }

@@ -6,11 +6,13 @@ that wrote the entry. Does not cover: reading and decoding (record.py), look-ups
 
 from __future__ import annotations
 
+from muster.evaluated import EvaluatedGroup
 from muster.types import (
     EpisodeKey,
     Fate,
     JobPolicy,
     OutcomeLabel,
+    Purpose,
     StateInterval,
     Value,
     VersionSpan,
@@ -28,6 +30,11 @@ class Opened(Value, frozen=True):
     version: int
     opened_unix_s: float
     policy: JobPolicy = JobPolicy()
+    purpose: Purpose = Purpose.TRAIN
+
+    @property
+    def evaluates(self) -> bool:
+        return self.purpose is Purpose.EVALUATE
 
 
 class Intended(Value, frozen=True):
@@ -189,6 +196,13 @@ class FateOf(Value, frozen=True):
     reason: str
 
 
+class EvaluatedOf(Value, frozen=True):
+    """What an evaluation found out about a group."""
+
+    at: str
+    found: EvaluatedGroup
+
+
 class Job(Value, frozen=True):
     """A task set was submitted, or cancelled."""
 
@@ -199,6 +213,7 @@ class Job(Value, frozen=True):
     submitted_unix_s: float
     cancelled: bool
     policy: JobPolicy = JobPolicy()
+    purpose: Purpose = Purpose.TRAIN
 
 
 class Dead(Value, frozen=True):
@@ -268,6 +283,7 @@ class RunRecord(Value, frozen=True):
     batches: tuple[Batch, ...] = ()
     fates: tuple[FateOf, ...] = ()
     jobs: tuple[Job, ...] = ()
+    evaluated: tuple[EvaluatedOf, ...] = ()
     dead: tuple[Dead, ...] = ()
     damaged: tuple[Damaged, ...] = ()
     streams: tuple[StreamState, ...] = ()

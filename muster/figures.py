@@ -76,6 +76,7 @@ class RunTotals(Value, frozen=True):
     groups: int
     groups_trained: int
     groups_filtered: int
+    groups_evaluated: int
     groups_open: int
     trajectories: int
     outcomes: dict[str, int]

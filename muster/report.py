@@ -31,7 +31,7 @@ from muster.named import failed, slowest
 from muster.repairs import equal_rewards, flaky_by_task, of_members, remarks, repairs
 from muster.run_index import RunIndex, lag
 from muster.split import split, straggler_tail
-from muster.types import Fate, Outcome
+from muster.types import Fate, Outcome, Purpose
 
 __all__ = [
     "PUBLICATION",
@@ -179,7 +179,8 @@ def _trained(index: RunIndex, step: int) -> Trained | None:
 
 def _totals(index: RunIndex) -> RunTotals:
     record = index.record
-    submitted = [job.submitted_unix_s for job in record.jobs if not job.cancelled]
+    trains = [job for job in record.jobs if job.purpose is Purpose.TRAIN]
+    submitted = [job.submitted_unix_s for job in trains if not job.cancelled]
     complete = [batch.complete_unix_s for batch in record.batches]
     filtered = [fate for fate in record.fates if fate.fate is Fate.FILTERED]
     repaired = repairs(index)
@@ -190,6 +191,7 @@ def _totals(index: RunIndex) -> RunTotals:
         groups=len(index.opened),
         groups_trained=len(index.fated(Fate.TRAINED)),
         groups_filtered=len(index.fated(Fate.FILTERED)),
+        groups_evaluated=len(index.fated(Fate.EVALUATED)),
         groups_open=sum(group not in index.fates for group in index.opened),
         trajectories=len(index.finished),
         outcomes=_outcomes(x for episode in index.labels if (x := index.label(episode))),

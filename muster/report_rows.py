@@ -38,7 +38,8 @@ def headline(report: RunReport) -> str:
     when = f"in {seconds(t.wall_s)}" if t.wall_s else "so far, no batch is complete yet"
     return (
         f"{t.groups_trained} groups trained, {t.groups_filtered} filtered, "
-        f"{t.groups_open} open; {t.trajectories} trajectories {when}"
+        + (f"{t.groups_evaluated} evaluated, " if t.groups_evaluated else "")
+        + f"{t.groups_open} open; {t.trajectories} trajectories {when}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from muster.entries import (
     Batch,
+    EvaluatedOf,
     FateOf,
     Finish,
     Intended,
@@ -52,6 +53,7 @@ class RunIndex:
         self.versions: dict[int, list[Version]] = defaultdict(list)
         self._made: dict[int, list[Version]] = defaultdict(list)
         self.jobs: dict[str, list[Job]] = defaultdict(list)
+        self.evaluated: dict[str, list[EvaluatedOf]] = defaultdict(list)
         self._fill(record)
 
     def _fill(self, record: RunRecord) -> None:
@@ -68,6 +70,8 @@ class RunIndex:
                 self._made[first.step.step].append(first)
         for job in record.jobs:
             self.jobs[job.job].append(job)
+        for evaluated in record.evaluated:
+            self.evaluated[evaluated.found.group].append(evaluated)
         self._fill_episodes(record)
 
     def _fill_episodes(self, record: RunRecord) -> None:
@@ -94,6 +98,10 @@ class RunIndex:
     def size(self, group: str) -> int:
         """Siblings that the group was opened with; 0 when it never was."""
         return self.opened[group][0].group_size if group in self.opened else 0
+
+    def evaluates(self, group: str) -> bool:
+        """True when the group was opened for an evaluation."""
+        return group in self.opened and self.opened[group][0].evaluates
 
     def newest_finished(self, group: str, sibling: int) -> int | None:
         """The newest attempt of that sibling that has ended."""

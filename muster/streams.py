@@ -6,10 +6,11 @@ out, so a retry after a lost reply has the effect of one call. Does not cover: w
 (codec.py, the services), when something is retired or trimmed (the bank), the connection and its
 troubles (redis_link.py), what survives a power cut (durability.py).
 
-Keys, all under the hash tag {run}: `m:{run}:events|outcomes|versions|fates|batches|jobs|dead`
-(streams), `m:{run}:epoch:ROLE` (owners, counted), `m:{run}:epoch:ROLE:fenced` (refused writes,
-counted), `m:{run}:seen:SCOPE` (hashes of dedupe fields; that of a group goes when the group is
-retired), `m:{run}:p:EPISODE.TURN` (tokens), `m:{run}:o:EPISODE.TURN` (output of a step),
+Keys, all under the hash tag {run}:
+`m:{run}:events|outcomes|versions|fates|batches|jobs|evaluations|dead` (streams),
+`m:{run}:epoch:ROLE` (owners, counted), `m:{run}:epoch:ROLE:fenced` (refused writes, counted),
+`m:{run}:seen:SCOPE` (hashes of dedupe fields; that of a group goes when the group is retired),
+`m:{run}:p:EPISODE.TURN` (tokens), `m:{run}:o:EPISODE.TURN` (output of a step),
 `m:{run}:task:DIGEST` (task packages), `m:{run}:totals:JOB` (what retired groups add up to),
 `m:{run}:retired:JOB` (one bit per retired group), `m:{run}:read:router` (how far it has read),
 `m:{run}:mark` (the newest step that is trained for good, and how old the newest batches were).
@@ -32,7 +33,7 @@ from muster.types import Value
 from muster.v1 import events_pb2 as ev
 
 _log = telemetry.logger("muster.streams")
-STREAMS = ("events", "outcomes", "versions", "fates", "batches", "jobs")
+STREAMS = ("events", "outcomes", "versions", "fates", "batches", "jobs", "evaluations")
 DEAD = "dead"  # entries that could not be read, with the reason
 _REASON_MAX = 500
 

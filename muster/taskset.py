@@ -133,19 +133,31 @@ def read_task(folder: Path, *, seed: int | None = None) -> Task:
         ) from error
 
 
+def count_tasks(paths: Sequence[Path], split: str) -> int:
+    """How many tasks of the split there are. Raises InvalidInput as `read_task_set` does."""
+    found = [read_task(folder) for path in paths for folder in task_folders(path)]
+    return len(_of_split(found, split))
+
+
 def read_instances(
-    paths: Sequence[Path], *, seed: int, groups: int, split: str = "train"
+    paths: Sequence[Path],
+    *,
+    seed: int,
+    groups: int,
+    split: str = "train",
+    held_out: bool = False,
 ) -> list[Task]:
     """A task for each of `groups` groups: the tasks in turn, each round with the next seed.
 
-    seed: of the first round; under split `eval` it counts from the first held-out one. At most
-    INSTANCES_MAX are made. Raises InvalidInput as `read_task_set` does, for a seed that the split
-    does not have (field `seed`), and for more than can be sent at once (field `groups`).
+    seed: of the first round; under split `eval`, and where the instances have to be held out, it
+    counts from the first held-out one. At most INSTANCES_MAX are made. Raises InvalidInput as
+    `read_task_set` does, for a seed that the split does not have (field `seed`), and for more than
+    can be sent at once (field `groups`).
     """
     found = [(folder, read_task(folder)) for path in paths for folder in task_folders(path)]
     kept = {id(task) for task in _of_split([task for _, task in found], split)}
     found = [(folder, task) for folder, task in found if id(task) in kept]
-    first = _first_seed(seed, split, -(-groups // len(found)))
+    first = _first_seed(seed, split, -(-groups // len(found)), held_out)
     packed = [pack(folder) if "@" in once.name else b"" for folder, once in found]
     tasks: list[Task] = []
     total = 0
@@ -285,17 +297,19 @@ def _of_split(tasks: list[Task], split: str) -> list[Task]:
     return found
 
 
-def _first_seed(seed: int, split: str, rounds: int) -> int:
+def _first_seed(seed: int, split: str, rounds: int, held_out: bool) -> int:
     """Where the rounds begin; evaluation and training never share a seed."""
-    held_out = instances.EVAL_SEEDS
+    first = instances.EVAL_SEEDS
     if seed < 0:
         way_out = "count from 0"
         raise InvalidInput("not a seed", field="instances", value=seed, way_out=way_out)
-    if split == "eval" and seed < held_out:
-        seed += held_out
-    if split not in ("eval", "all") and seed + rounds > held_out:
-        problem = f"seeds from {held_out} on are held out for evaluation"
-        way_out = f"choose 0 to {held_out - rounds}, or --split eval"
+    if held_out:
+        return seed if seed >= first else seed + first
+    if split == "eval" and seed < first:
+        seed += first
+    if split not in ("eval", "all") and seed + rounds > first:
+        problem = f"seeds from {first} on are held out for evaluation"
+        way_out = f"choose 0 to {first - rounds}, or --split eval"
         raise InvalidInput(problem, field="seed", value=seed, way_out=way_out)
     return seed
 

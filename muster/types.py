@@ -52,6 +52,14 @@ class Fate(StrEnum):
 
     TRAINED = "trained"
     FILTERED = "filtered"
+    EVALUATED = "evaluated"  # of an evaluation: run to its end, counted, never leased
+
+
+class Purpose(StrEnum):
+    """What the groups of a job are for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
 
 
 class StepLimit(StrEnum):

@@ -7,7 +7,8 @@ a mistake shows before a router is looked for. Does not cover: tasks (taskset.py
 from __future__ import annotations
 
 from muster.errors import InvalidInput
-from muster.types import JobPolicy, SamplingParams
+from muster.evaluated import GROUPS_KEPT
+from muster.types import JobPolicy, Purpose, SamplingParams
 
 TOP_K_MAX = 1024
 """Replicas take as much as their inference.mask_ids_max says; this is its default."""
@@ -15,11 +16,36 @@ _MASK_BYTES_MAX = 24 << 20  # of an episode: with its tokens it has to fit one m
 _ID_BYTES = 4
 
 
-def check_sampling(sampling: SamplingParams, tokens_max: int = 0) -> None:
+def check_sizes(groups: int, group_size: int, purpose: Purpose = Purpose.TRAIN) -> None:
+    """Raise InvalidInput for sizes that no router takes. An evaluation takes single samples."""
+    _at_least("groups", groups, 1, "ask for one group or more")
+    if purpose is Purpose.TRAIN:
+        way_out = "use 2 or more: a group is scored by comparing its siblings"
+        _at_least("group_size", group_size, 2, way_out)
+        return
+    _at_least("group_size", group_size, 1, "ask for one sample or more")
+    if groups > GROUPS_KEPT:
+        raise InvalidInput(
+            "more groups than the results of which are kept",
+            field="groups",
+            value=groups,
+            way_out=f"evaluate at most {GROUPS_KEPT} at a time",
+        )
+
+
+def _at_least(field: str, value: int, least: int, way_out: str) -> None:
+    if value < least:
+        raise InvalidInput(f"must be at least {least}", field=field, value=value, way_out=way_out)
+
+
+def check_sampling(
+    sampling: SamplingParams, tokens_max: int = 0, purpose: Purpose = Purpose.TRAIN
+) -> None:
     """Raise InvalidInput for what the trainer could not apply to its own probabilities.
 
     With top-p or top-k it applies the masks that the engine returns, whose size top_k bounds.
-    tokens_max: sampled tokens of an episode, where they are known.
+    tokens_max: sampled tokens of an episode, where they are known. An evaluation is for no trainer:
+    it may be greedy (top_k = 1).
     """
     if not 0.0 < sampling.temperature <= 2.0:
         raise InvalidInput(
@@ -35,6 +61,8 @@ def check_sampling(sampling: SamplingParams, tokens_max: int = 0) -> None:
             value=sampling.top_p,
             way_out="choose a value in (0, 1]; 1 turns it off",
         )
+    if purpose is Purpose.EVALUATE and sampling.top_k == 1:
+        return
     if sampling.top_k != 0 and not 2 <= sampling.top_k <= TOP_K_MAX:
         raise InvalidInput(
             "not a number of tokens to choose from",

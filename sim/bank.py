@@ -178,7 +178,7 @@ class Bank(Led):
             self._write("WriteTrained", entries, e.BatchTrained(command.batch.step))
         elif isinstance(command, e.WriteFate):
             done = e.FateWritten(command.fate.group)
-            self._write("WriteFate", [feed.fate_entry(RUN, command.fate)], done)
+            self._write("WriteFate", feed.closing_entries(RUN, command), done)
         elif isinstance(command, e.TellStall):
             self.stalls.append((self.world.now, command.problem))
         elif not self.retirer.execute(command):

@@ -88,19 +88,23 @@ def demo(
 
 def demo_config(config: Config, options: DemoOptions) -> Config:
     """`config` with the demo's state folder and batch size, and a port that is free."""
+    changes = {
+        "state_dir": config.state_dir / "demo",
+        "groups_per_batch": options.groups_per_batch,
+        "replicas": options.replicas or config.replicas,
+    }
+    return with_free_port(config).model_copy(update=changes)
+
+
+def with_free_port(config: Config) -> Config:
+    """`config` with a port for the router that nobody listens on."""
     sections = dict(config.sections)
     router = sections.get("router")
     if router:
         # A number, not 0: a restarted router has to be found where its clients look for it.
         listen = f"127.0.0.1:{_free_port()}"
         sections["router"] = router.model_copy(update={"listen": listen})
-    changes = {
-        "state_dir": config.state_dir / "demo",
-        "groups_per_batch": options.groups_per_batch,
-        "replicas": options.replicas or config.replicas,
-        "sections": sections,
-    }
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"sections": sections})
 
 
 def _free_port() -> int:

@@ -26,8 +26,8 @@ from muster.types import JobPolicy, SamplingParams, Value
 from muster.view import fitted
 
 TRAINED_TOO = (
-    "note: a run with a trainer trains on eval tasks like on any others: "
-    "what this job takes of them is held out no longer"
+    "note: a submitted job is trained on, of eval tasks too: what it takes of them is held out no "
+    "longer; `muster eval` runs them without training on them"
 )
 _STARTING_S = 60.0  # until a router that is being started says where it listens
 _POLL_S = 0.2
@@ -78,7 +78,7 @@ def submit(
     wanted = job_policy(policy)
     job = asyncio.run(send())
     if split in ("eval", "all"):
-        _tell(TRAINED_TOO)
+        tell(TRAINED_TOO)
     if as_json:
         emit("submitted", {"job": job})
     elif wait:
@@ -119,14 +119,14 @@ def watch(job: str, *, where: Where, as_json: bool) -> int:
             async with reached(where) as client:
                 why = f"`muster explain {job}{where.options}` says why"
                 return await followed(
-                    client.watch(job), shown.job, lambda line: _tell(f"{line}: {why}")
+                    client.watch(job), shown.job, lambda line: tell(f"{line}: {why}")
                 )
 
         last = asyncio.run(follow())
     if not as_json:
         print("\n".join(fitted([summary(last)])))
     if reason := fell_short(last):
-        _tell(f"{reason}; `muster report{where.options}` says why groups were filtered")
+        tell(f"{reason}; `muster report{where.options}` says why groups were filtered")
     return 0 if last.state is JobState.DONE else 1
 
 
@@ -182,13 +182,13 @@ async def reached(where: Where) -> AsyncIterator[MusterClient]:
     when nothing runs there, Unavailable when it takes too long to start.
     """
     if where.router:
-        async with MusterClient(where.router, tell=_tell) as client:
+        async with MusterClient(where.router, tell=tell) as client:
             yield client
         return
     state_dir = read_config(where.config, state_dir=where.state_dir).state_dir
     if where.config is not None or where.state_dir is not None:
         await _listens(state_dir)
-    async with MusterClient(find=lambda: router_address(state_dir), tell=_tell) as client:
+    async with MusterClient(find=lambda: router_address(state_dir), tell=tell) as client:
         yield client
 
 
@@ -212,10 +212,10 @@ async def _listens(state_dir: Path) -> None:
                 way_out="see logs/router.log in that folder",
             )
         if not told:
-            _tell(f"waiting for the router of {state_dir} (at most {_STARTING_S:.0f} s)")
+            tell(f"waiting for the router of {state_dir} (at most {_STARTING_S:.0f} s)")
         told = True
         await asyncio.sleep(_POLL_S)
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from muster.clean import clean
+from muster.cli.eval import app as eval_app
 from muster.cli.explain import app as explain_app
 from muster.cli.hosts import app as hosts_app
 from muster.cli.inspect import app as inspect_app
@@ -270,6 +271,7 @@ def tasks_check(
 # `report`, `audit` and `journal verify`: what only looks at a run stands apart.
 app.registered_commands += inspect_app.registered_commands
 app.registered_groups += inspect_app.registered_groups
+app.registered_commands += eval_app.registered_commands
 app.registered_commands += explain_app.registered_commands
 app.registered_commands += hosts_app.registered_commands
 app.registered_groups += sim_app.registered_groups

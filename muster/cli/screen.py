@@ -17,6 +17,7 @@ from muster.client import JobState, Progress
 from muster.report import RunReport
 from muster.report_view import render
 from muster.supervise.machine import Report
+from muster.types import Purpose
 from muster.view import console
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class LineScreen(_Plain):
     def job(self, progress: Progress) -> None:
         p = progress
         counts = (p.groups_opened, p.groups_complete, p.groups_trained, p.groups_filtered)
-        groups = (p.state, *counts, p.policy_version)
+        groups = (p.state, *counts, p.groups_evaluated, p.policy_version)
         if groups != self._groups:
             self._groups = groups
             self.line(summary(progress))
@@ -178,8 +179,10 @@ def summary(progress: Progress) -> str:
     waiting = f" · waiting for {p.waiting_for}" if p.waiting_for else ""
     filtered = f", {p.groups_filtered} filtered" if p.groups_filtered else ""
     repairs = f", {p.repairs} repaired" if p.repairs else ""
+    evaluates = p.purpose is Purpose.EVALUATE
+    done, what = (p.groups_evaluated, "evaluated") if evaluates else (p.groups_trained, "trained")
     return (
-        f"{p.job} {p.state}: {p.groups_trained} of {p.groups_total} groups trained "
+        f"{p.job} {p.state}: {done} of {p.groups_total} groups {what} "
         f"({p.groups_opened} opened, {p.groups_complete} complete{filtered}) · "
         f"episodes {p.episodes_running} running, {p.episodes_finished} finished{repairs} · "
         f"{p.turns} turns · version {p.policy_version}"
@@ -191,7 +194,7 @@ def summary(progress: Progress) -> str:
 def fell_short(progress: Progress) -> str:
     """Why a job ended with fewer groups trained than were asked for; empty when it did not."""
     p = progress
-    short = p.groups_trained < p.groups_total
+    short = p.groups_trained < p.groups_total and p.purpose is Purpose.TRAIN
     if p.state is not JobState.DONE or not short:
         return ""
     return (

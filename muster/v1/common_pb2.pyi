@@ -91,6 +91,28 @@ EPISODE_STATE_VERIFY: EpisodeState.ValueType  # 6
 EPISODE_STATE_HOLD: EpisodeState.ValueType  # 7
 Global___EpisodeState: _TypeAlias = EpisodeState  # noqa: Y015
 
+class _JobPurpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JobPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobPurpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOB_PURPOSE_UNSPECIFIED: _JobPurpose.ValueType  # 0
+    """As JOB_PURPOSE_TRAIN."""
+    JOB_PURPOSE_TRAIN: _JobPurpose.ValueType  # 1
+    JOB_PURPOSE_EVALUATE: _JobPurpose.ValueType  # 2
+    """They are run and counted, and never leased to a trainer."""
+
+class JobPurpose(_JobPurpose, metaclass=_JobPurposeEnumTypeWrapper):
+    """What the groups of a job are for."""
+
+JOB_PURPOSE_UNSPECIFIED: JobPurpose.ValueType  # 0
+"""As JOB_PURPOSE_TRAIN."""
+JOB_PURPOSE_TRAIN: JobPurpose.ValueType  # 1
+JOB_PURPOSE_EVALUATE: JobPurpose.ValueType  # 2
+"""They are run and counted, and never leased to a trainer."""
+Global___JobPurpose: _TypeAlias = JobPurpose  # noqa: Y015
+
 @_typing.final
 class StateInterval(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor

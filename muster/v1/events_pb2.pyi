@@ -58,12 +58,16 @@ class _FateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fate.ValueType],
     FATE_UNSPECIFIED: _Fate.ValueType  # 0
     FATE_TRAINED: _Fate.ValueType  # 1
     FATE_FILTERED: _Fate.ValueType  # 2
+    FATE_EVALUATED: _Fate.ValueType  # 3
+    """Of a job whose purpose is evaluation: it was run to its end and counted."""
 
 class Fate(_Fate, metaclass=_FateEnumTypeWrapper): ...
 
 FATE_UNSPECIFIED: Fate.ValueType  # 0
 FATE_TRAINED: Fate.ValueType  # 1
 FATE_FILTERED: Fate.ValueType  # 2
+FATE_EVALUATED: Fate.ValueType  # 3
+"""Of a job whose purpose is evaluation: it was run to its end and counted."""
 Global___Fate: _TypeAlias = Fate  # noqa: Y015
 
 class _BatchStage:
@@ -141,12 +145,14 @@ class GroupOpened(_message.Message):
     OPENED_UNIX_S_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     task: _builtins.str
     task_digest: _builtins.str
     group_size: _builtins.int
     opened_at_version: _builtins.int
     opened_unix_s: _builtins.float
+    purpose: _common_pb2.JobPurpose.ValueType
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams: ...
     @_builtins.property
@@ -162,10 +168,11 @@ class GroupOpened(_message.Message):
         opened_unix_s: _builtins.float = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         policy: _common_pb2.JobPolicy | None = ...,
+        purpose: _common_pb2.JobPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "job", b"job", "opened_at_version", b"opened_at_version", "opened_unix_s", b"opened_unix_s", "policy", b"policy", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "job", b"job", "opened_at_version", b"opened_at_version", "opened_unix_s", b"opened_unix_s", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "task", b"task", "task_digest", b"task_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,7 +722,7 @@ class GroupFate(_message.Message):
     group: _builtins.str
     fate: Global___Fate.ValueType
     step: _builtins.int
-    """The batch it was trained in; 0 when filtered."""
+    """The batch it was trained in; 0 when it was in none."""
     reason: _builtins.str
     def __init__(
         self,
@@ -733,6 +740,110 @@ class GroupFate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupFate: _TypeAlias = GroupFate  # noqa: Y015
+
+@_typing.final
+class EvaluatedGroup(_message.Message):
+    """What an evaluation found out about one group, on stream `evaluations`: written with its fate, in
+    one step, so that it outlives the group's own entries in Redis.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    OPENED_UNIX_S_FIELD_NUMBER: _builtins.int
+    COMPLETE_UNIX_S_FIELD_NUMBER: _builtins.int
+    SIBLINGS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    group: _builtins.str
+    job: _builtins.str
+    task: _builtins.str
+    opened_unix_s: _builtins.float
+    complete_unix_s: _builtins.float
+    """When the last of its siblings had ended."""
+    @_builtins.property
+    def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def siblings(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluatedSibling]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        group: _builtins.str = ...,
+        job: _builtins.str = ...,
+        task: _builtins.str = ...,
+        sampling: _common_pb2.SamplingParams | None = ...,
+        opened_unix_s: _builtins.float = ...,
+        complete_unix_s: _builtins.float = ...,
+        siblings: _abc.Iterable[Global___EvaluatedSibling] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete_unix_s", b"complete_unix_s", "group", b"group", "job", b"job", "opened_unix_s", b"opened_unix_s", "run", b"run", "sampling", b"sampling", "siblings", b"siblings", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluatedGroup: _TypeAlias = EvaluatedGroup  # noqa: Y015
+
+@_typing.final
+class EvaluatedSibling(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIBLING_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    HAS_REWARD_FIELD_NUMBER: _builtins.int
+    REWARD_FIELD_NUMBER: _builtins.int
+    TURNS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLED_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    FLAKY_FIELD_NUMBER: _builtins.int
+    sibling: _builtins.int
+    attempt: _builtins.int
+    """The one that counts; so many before it were lost to infrastructure."""
+    outcome: _common_pb2.Outcome.ValueType
+    cause: _builtins.str
+    has_reward: _builtins.bool
+    reward: _builtins.float
+    turns: _builtins.int
+    prompt_tokens: _builtins.int
+    sampled_tokens: _builtins.int
+    flaky: _builtins.bool
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Policy versions that its tokens came from, rising; replicas that gave them, sorted."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        sibling: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        outcome: _common_pb2.Outcome.ValueType = ...,
+        cause: _builtins.str = ...,
+        has_reward: _builtins.bool = ...,
+        reward: _builtins.float = ...,
+        turns: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        sampled_tokens: _builtins.int = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        replicas: _abc.Iterable[_builtins.str] | None = ...,
+        flaky: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cause", b"cause", "flaky", b"flaky", "has_reward", b"has_reward", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "replicas", b"replicas", "reward", b"reward", "sampled_tokens", b"sampled_tokens", "sibling", b"sibling", "turns", b"turns", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluatedSibling: _TypeAlias = EvaluatedSibling  # noqa: Y015
 
 @_typing.final
 class BatchMember(_message.Message):
@@ -812,11 +923,13 @@ class JobRecord(_message.Message):
     SUBMITTED_UNIX_S_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     groups: _builtins.int
     group_size: _builtins.int
     submitted_unix_s: _builtins.float
     cancelled: _builtins.bool
+    purpose: _common_pb2.JobPurpose.ValueType
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobTask]: ...
     @_builtins.property
@@ -834,10 +947,11 @@ class JobRecord(_message.Message):
         submitted_unix_s: _builtins.float = ...,
         cancelled: _builtins.bool = ...,
         policy: _common_pb2.JobPolicy | None = ...,
+        purpose: _common_pb2.JobPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "group_size", b"group_size", "groups", b"groups", "job", b"job", "policy", b"policy", "sampling", b"sampling", "submitted_unix_s", b"submitted_unix_s", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "group_size", b"group_size", "groups", b"groups", "job", b"job", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "submitted_unix_s", b"submitted_unix_s", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

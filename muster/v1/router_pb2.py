@@ -23,9 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
+from muster.v1 import events_pb2 as muster_dot_v1_dot_events__pb2
+from muster.v1 import inference_pb2 as muster_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/router.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\"\xc1\x01\n\x14SubmitTaskSetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x05tasks\x18\x02 \x03(\x0b\x32\x16.muster.v1.TaskPackage\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12$\n\x06policy\x18\x06 \x01(\x0b\x32\x14.muster.v1.JobPolicy\"1\n\x15SubmitTaskSetResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\":\n\x0eGetJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1e\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x10WatchJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\x11\x43\x61ncelJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\xa0\x03\n\x0bJobProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.muster.v1.JobState\x12\x14\n\x0cgroups_total\x18\x03 \x01(\x05\x12\x15\n\rgroups_opened\x18\x04 \x01(\x05\x12\x17\n\x0fgroups_complete\x18\x05 \x01(\x05\x12\x16\n\x0egroups_trained\x18\x06 \x01(\x05\x12\x17\n\x0fgroups_filtered\x18\x07 \x01(\x05\x12\x18\n\x10\x65pisodes_running\x18\x08 \x01(\x05\x12\x19\n\x11\x65pisodes_finished\x18\t \x01(\x05\x12\r\n\x05turns\x18\n \x01(\x05\x12\x0f\n\x07repairs\x18\x0b \x01(\x05\x12\x36\n\x08outcomes\x18\x0c \x03(\x0b\x32$.muster.v1.JobProgress.OutcomesEntry\x12\x16\n\x0epolicy_version\x18\r \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0e \x01(\t\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"!\n\x0e\x45xplainRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"6\n\x0f\x45xplainResponse\x12#\n\x07waiting\x18\x01 \x03(\x0b\x32\x12.muster.v1.Waiting*i\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x12\n\x0eJOB_STATE_DONE\x10\x02\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x03\x32\xf3\x02\n\rRouterService\x12R\n\rSubmitTaskSet\x12\x1f.muster.v1.SubmitTaskSetRequest\x1a .muster.v1.SubmitTaskSetResponse\x12=\n\x06GetJob\x12\x18.muster.v1.GetJobRequest\x1a\x19.muster.v1.GetJobResponse\x12\x45\n\x08WatchJob\x12\x1a.muster.v1.WatchJobRequest\x1a\x1b.muster.v1.WatchJobResponse0\x01\x12\x46\n\tCancelJob\x12\x1b.muster.v1.CancelJobRequest\x1a\x1c.muster.v1.CancelJobResponse\x12@\n\x07\x45xplain\x12\x19.muster.v1.ExplainRequest\x1a\x1a.muster.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16muster/v1/router.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\x1a\x16muster/v1/events.proto\x1a\x19muster/v1/inference.proto\"\xe9\x01\n\x14SubmitTaskSetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12%\n\x05tasks\x18\x02 \x03(\x0b\x32\x16.muster.v1.TaskPackage\x12\x0e\n\x06groups\x18\x03 \x01(\x05\x12\x12\n\ngroup_size\x18\x04 \x01(\x05\x12+\n\x08sampling\x18\x05 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12$\n\x06policy\x18\x06 \x01(\x0b\x32\x14.muster.v1.JobPolicy\x12&\n\x07purpose\x18\x07 \x01(\x0e\x32\x15.muster.v1.JobPurpose\"1\n\x15SubmitTaskSetResponse\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\":\n\x0eGetJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1e\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x10WatchJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"=\n\x11\x43\x61ncelJobResponse\x12(\n\x08progress\x18\x01 \x01(\x0b\x32\x16.muster.v1.JobProgress\"\xe2\x03\n\x0bJobProgress\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.muster.v1.JobState\x12\x14\n\x0cgroups_total\x18\x03 \x01(\x05\x12\x15\n\rgroups_opened\x18\x04 \x01(\x05\x12\x17\n\x0fgroups_complete\x18\x05 \x01(\x05\x12\x16\n\x0egroups_trained\x18\x06 \x01(\x05\x12\x17\n\x0fgroups_filtered\x18\x07 \x01(\x05\x12\x18\n\x10\x65pisodes_running\x18\x08 \x01(\x05\x12\x19\n\x11\x65pisodes_finished\x18\t \x01(\x05\x12\r\n\x05turns\x18\n \x01(\x05\x12\x0f\n\x07repairs\x18\x0b \x01(\x05\x12\x36\n\x08outcomes\x18\x0c \x03(\x0b\x32$.muster.v1.JobProgress.OutcomesEntry\x12\x16\n\x0epolicy_version\x18\r \x01(\x03\x12\x13\n\x0bwaiting_for\x18\x0e \x01(\t\x12\x18\n\x10groups_evaluated\x18\x0f \x01(\x05\x12&\n\x07purpose\x18\x10 \x01(\x0e\x32\x15.muster.v1.JobPurpose\x1a/\n\rOutcomesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"#\n\x14GetEvaluationRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"z\n\x15GetEvaluationResponse\x12-\n\x06header\x18\x01 \x01(\x0b\x32\x1b.muster.v1.EvaluationHeaderH\x00\x12*\n\x05group\x18\x02 \x01(\x0b\x32\x19.muster.v1.EvaluatedGroupH\x00\x42\x06\n\x04part\"\xe9\x02\n\x10\x45valuationHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12\x0e\n\x06groups\x18\x04 \x01(\x05\x12\x12\n\ngroup_size\x18\x05 \x01(\x05\x12\x18\n\x10submitted_unix_s\x18\x06 \x01(\x01\x12\"\n\x05state\x18\x07 \x01(\x0e\x32\x13.muster.v1.JobState\x12*\n\x07serving\x18\x08 \x03(\x0b\x32\x19.muster.v1.ReplicaServing\x12\x14\n\x0ctraining_job\x18\t \x01(\t\x12\x34\n\x11training_sampling\x18\n \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12\x34\n\rrun_served_by\x18\x0b \x03(\x0b\x32\x1d.muster.v1.ServingFingerprint\"f\n\x0eReplicaServing\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12.\n\x07serving\x18\x02 \x01(\x0b\x32\x1d.muster.v1.ServingFingerprint\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"!\n\x0e\x45xplainRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"6\n\x0f\x45xplainResponse\x12#\n\x07waiting\x18\x01 \x03(\x0b\x32\x12.muster.v1.Waiting*i\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x12\n\x0eJOB_STATE_DONE\x10\x02\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x03\x32\xc9\x03\n\rRouterService\x12R\n\rSubmitTaskSet\x12\x1f.muster.v1.SubmitTaskSetRequest\x1a .muster.v1.SubmitTaskSetResponse\x12=\n\x06GetJob\x12\x18.muster.v1.GetJobRequest\x1a\x19.muster.v1.GetJobResponse\x12\x45\n\x08WatchJob\x12\x1a.muster.v1.WatchJobRequest\x1a\x1b.muster.v1.WatchJobResponse0\x01\x12\x46\n\tCancelJob\x12\x1b.muster.v1.CancelJobRequest\x1a\x1c.muster.v1.CancelJobResponse\x12T\n\rGetEvaluation\x12\x1f.muster.v1.GetEvaluationRequest\x1a .muster.v1.GetEvaluationResponse0\x01\x12@\n\x07\x45xplain\x12\x19.muster.v1.ExplainRequest\x1a\x1a.muster.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +36,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOBPROGRESS_OUTCOMESENTRY']._loaded_options = None
   _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=1098
-  _globals['_JOBSTATE']._serialized_end=1203
-  _globals['_SUBMITTASKSETREQUEST']._serialized_start=62
-  _globals['_SUBMITTASKSETREQUEST']._serialized_end=255
-  _globals['_SUBMITTASKSETRESPONSE']._serialized_start=257
-  _globals['_SUBMITTASKSETRESPONSE']._serialized_end=306
-  _globals['_GETJOBREQUEST']._serialized_start=308
-  _globals['_GETJOBREQUEST']._serialized_end=336
-  _globals['_GETJOBRESPONSE']._serialized_start=338
-  _globals['_GETJOBRESPONSE']._serialized_end=396
-  _globals['_WATCHJOBREQUEST']._serialized_start=398
-  _globals['_WATCHJOBREQUEST']._serialized_end=428
-  _globals['_WATCHJOBRESPONSE']._serialized_start=430
-  _globals['_WATCHJOBRESPONSE']._serialized_end=490
-  _globals['_CANCELJOBREQUEST']._serialized_start=492
-  _globals['_CANCELJOBREQUEST']._serialized_end=523
-  _globals['_CANCELJOBRESPONSE']._serialized_start=525
-  _globals['_CANCELJOBRESPONSE']._serialized_end=586
-  _globals['_JOBPROGRESS']._serialized_start=589
-  _globals['_JOBPROGRESS']._serialized_end=1005
-  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_start=958
-  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_end=1005
-  _globals['_EXPLAINREQUEST']._serialized_start=1007
-  _globals['_EXPLAINREQUEST']._serialized_end=1040
-  _globals['_EXPLAINRESPONSE']._serialized_start=1042
-  _globals['_EXPLAINRESPONSE']._serialized_end=1096
-  _globals['_ROUTERSERVICE']._serialized_start=1206
-  _globals['_ROUTERSERVICE']._serialized_end=1577
+  _globals['_JOBSTATE']._serialized_start=1884
+  _globals['_JOBSTATE']._serialized_end=1989
+  _globals['_SUBMITTASKSETREQUEST']._serialized_start=113
+  _globals['_SUBMITTASKSETREQUEST']._serialized_end=346
+  _globals['_SUBMITTASKSETRESPONSE']._serialized_start=348
+  _globals['_SUBMITTASKSETRESPONSE']._serialized_end=397
+  _globals['_GETJOBREQUEST']._serialized_start=399
+  _globals['_GETJOBREQUEST']._serialized_end=427
+  _globals['_GETJOBRESPONSE']._serialized_start=429
+  _globals['_GETJOBRESPONSE']._serialized_end=487
+  _globals['_WATCHJOBREQUEST']._serialized_start=489
+  _globals['_WATCHJOBREQUEST']._serialized_end=519
+  _globals['_WATCHJOBRESPONSE']._serialized_start=521
+  _globals['_WATCHJOBRESPONSE']._serialized_end=581
+  _globals['_CANCELJOBREQUEST']._serialized_start=583
+  _globals['_CANCELJOBREQUEST']._serialized_end=614
+  _globals['_CANCELJOBRESPONSE']._serialized_start=616
+  _globals['_CANCELJOBRESPONSE']._serialized_end=677
+  _globals['_JOBPROGRESS']._serialized_start=680
+  _globals['_JOBPROGRESS']._serialized_end=1162
+  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_start=1115
+  _globals['_JOBPROGRESS_OUTCOMESENTRY']._serialized_end=1162
+  _globals['_GETEVALUATIONREQUEST']._serialized_start=1164
+  _globals['_GETEVALUATIONREQUEST']._serialized_end=1199
+  _globals['_GETEVALUATIONRESPONSE']._serialized_start=1201
+  _globals['_GETEVALUATIONRESPONSE']._serialized_end=1323
+  _globals['_EVALUATIONHEADER']._serialized_start=1326
+  _globals['_EVALUATIONHEADER']._serialized_end=1687
+  _globals['_REPLICASERVING']._serialized_start=1689
+  _globals['_REPLICASERVING']._serialized_end=1791
+  _globals['_EXPLAINREQUEST']._serialized_start=1793
+  _globals['_EXPLAINREQUEST']._serialized_end=1826
+  _globals['_EXPLAINRESPONSE']._serialized_start=1828
+  _globals['_EXPLAINRESPONSE']._serialized_end=1882
+  _globals['_ROUTERSERVICE']._serialized_start=1992
+  _globals['_ROUTERSERVICE']._serialized_end=2449
 # @@protoc_insertion_point(module_scope)

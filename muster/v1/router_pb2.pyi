@@ -9,6 +9,8 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from muster.v1 import common_pb2 as _common_pb2
+from muster.v1 import events_pb2 as _events_pb2
+from muster.v1 import inference_pb2 as _inference_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -51,11 +53,13 @@ class SubmitTaskSetRequest(_message.Message):
     GROUP_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """Chosen by the client; empty lets the router choose."""
     groups: _builtins.int
     """Groups to collect in all; tasks are taken in turn."""
     group_size: _builtins.int
+    purpose: _common_pb2.JobPurpose.ValueType
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskPackage]: ...
     @_builtins.property
@@ -71,10 +75,11 @@ class SubmitTaskSetRequest(_message.Message):
         group_size: _builtins.int = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         policy: _common_pb2.JobPolicy | None = ...,
+        purpose: _common_pb2.JobPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "groups", b"groups", "job", b"job", "policy", b"policy", "sampling", b"sampling", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "groups", b"groups", "job", b"job", "policy", b"policy", "purpose", b"purpose", "sampling", b"sampling", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +262,8 @@ class JobProgress(_message.Message):
     OUTCOMES_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    GROUPS_EVALUATED_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___JobState.ValueType
     groups_total: _builtins.int
@@ -271,6 +278,9 @@ class JobProgress(_message.Message):
     policy_version: _builtins.int
     waiting_for: _builtins.str
     """Why nothing more is being launched, empty while launching."""
+    groups_evaluated: _builtins.int
+    """Only of a job whose purpose is evaluation."""
+    purpose: _common_pb2.JobPurpose.ValueType
     @_builtins.property
     def outcomes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Finished episodes by outcome name."""
@@ -292,14 +302,148 @@ class JobProgress(_message.Message):
         outcomes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         policy_version: _builtins.int = ...,
         waiting_for: _builtins.str = ...,
+        groups_evaluated: _builtins.int = ...,
+        purpose: _common_pb2.JobPurpose.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes_finished", b"episodes_finished", "episodes_running", b"episodes_running", "groups_complete", b"groups_complete", "groups_filtered", b"groups_filtered", "groups_opened", b"groups_opened", "groups_total", b"groups_total", "groups_trained", b"groups_trained", "job", b"job", "outcomes", b"outcomes", "policy_version", b"policy_version", "repairs", b"repairs", "state", b"state", "turns", b"turns", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes_finished", b"episodes_finished", "episodes_running", b"episodes_running", "groups_complete", b"groups_complete", "groups_evaluated", b"groups_evaluated", "groups_filtered", b"groups_filtered", "groups_opened", b"groups_opened", "groups_total", b"groups_total", "groups_trained", b"groups_trained", "job", b"job", "outcomes", b"outcomes", "policy_version", b"policy_version", "purpose", b"purpose", "repairs", b"repairs", "state", b"state", "turns", b"turns", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
+
+@_typing.final
+class GetEvaluationRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetEvaluationRequest: _TypeAlias = GetEvaluationRequest  # noqa: Y015
+
+@_typing.final
+class GetEvaluationResponse(_message.Message):
+    """The header first, then the groups in the order in which they ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___EvaluationHeader: ...
+    @_builtins.property
+    def group(self) -> _events_pb2.EvaluatedGroup: ...
+    def __init__(
+        self,
+        *,
+        header: Global___EvaluationHeader | None = ...,
+        group: _events_pb2.EvaluatedGroup | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "header", b"header", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "group"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___GetEvaluationResponse: _TypeAlias = GetEvaluationResponse  # noqa: Y015
+
+@_typing.final
+class EvaluationHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    GROUP_SIZE_FIELD_NUMBER: _builtins.int
+    SUBMITTED_UNIX_S_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    TRAINING_JOB_FIELD_NUMBER: _builtins.int
+    TRAINING_SAMPLING_FIELD_NUMBER: _builtins.int
+    RUN_SERVED_BY_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    job: _builtins.str
+    groups: _builtins.int
+    group_size: _builtins.int
+    submitted_unix_s: _builtins.float
+    state: Global___JobState.ValueType
+    training_job: _builtins.str
+    """The newest training job of the run; empty when there is none."""
+    @_builtins.property
+    def sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def serving(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaServing]:
+        """Of the replicas that answer now."""
+
+    @_builtins.property
+    def training_sampling(self) -> _common_pb2.SamplingParams: ...
+    @_builtins.property
+    def run_served_by(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.ServingFingerprint]:
+        """Each kind of engine that ever served the run."""
+
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        job: _builtins.str = ...,
+        sampling: _common_pb2.SamplingParams | None = ...,
+        groups: _builtins.int = ...,
+        group_size: _builtins.int = ...,
+        submitted_unix_s: _builtins.float = ...,
+        state: Global___JobState.ValueType = ...,
+        serving: _abc.Iterable[Global___ReplicaServing] | None = ...,
+        training_job: _builtins.str = ...,
+        training_sampling: _common_pb2.SamplingParams | None = ...,
+        run_served_by: _abc.Iterable[_inference_pb2.ServingFingerprint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "training_sampling", b"training_sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_size", b"group_size", "groups", b"groups", "job", b"job", "run", b"run", "run_served_by", b"run_served_by", "sampling", b"sampling", "serving", b"serving", "state", b"state", "submitted_unix_s", b"submitted_unix_s", "training_job", b"training_job", "training_sampling", b"training_sampling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationHeader: _TypeAlias = EvaluationHeader  # noqa: Y015
+
+@_typing.final
+class ReplicaServing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLICA_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    replica: _builtins.str
+    fingerprint: _builtins.str
+    """As a text, where the replica tells no more."""
+    @_builtins.property
+    def serving(self) -> _inference_pb2.ServingFingerprint: ...
+    def __init__(
+        self,
+        *,
+        replica: _builtins.str = ...,
+        serving: _inference_pb2.ServingFingerprint | None = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["serving", b"serving"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "replica", b"replica", "serving", b"serving"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaServing: _TypeAlias = ReplicaServing  # noqa: Y015
 
 @_typing.final
 class ExplainRequest(_message.Message):

@@ -55,6 +55,11 @@ class RouterServiceStub:
                 request_serializer=muster_dot_v1_dot_router__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_router__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.GetEvaluation = channel.unary_stream(
+                '/muster.v1.RouterService/GetEvaluation',
+                request_serializer=muster_dot_v1_dot_router__pb2.GetEvaluationRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_router__pb2.GetEvaluationResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/muster.v1.RouterService/Explain',
                 request_serializer=muster_dot_v1_dot_router__pb2.ExplainRequest.SerializeToString,
@@ -93,6 +98,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetEvaluation(self, request, context):
+        """What the groups of an evaluation that have ended came to, and how it was served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Explain(self, request, context):
         """What a run, group or episode waits for, outermost first.
         """
@@ -122,6 +134,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=muster_dot_v1_dot_router__pb2.CancelJobRequest.FromString,
                     response_serializer=muster_dot_v1_dot_router__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'GetEvaluation': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetEvaluation,
+                    request_deserializer=muster_dot_v1_dot_router__pb2.GetEvaluationRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_router__pb2.GetEvaluationResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -238,6 +255,33 @@ class RouterService:
             '/muster.v1.RouterService/CancelJob',
             muster_dot_v1_dot_router__pb2.CancelJobRequest.SerializeToString,
             muster_dot_v1_dot_router__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetEvaluation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/muster.v1.RouterService/GetEvaluation',
+            muster_dot_v1_dot_router__pb2.GetEvaluationRequest.SerializeToString,
+            muster_dot_v1_dot_router__pb2.GetEvaluationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class RouterServiceStub:
     """Sends the present state at once, then every change until the job ends."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]
     """Running episodes are stopped; groups not yet complete are given up."""
+    GetEvaluation: _grpc.UnaryStreamMultiCallable[_router_pb2.GetEvaluationRequest, _router_pb2.GetEvaluationResponse]
+    """What the groups of an evaluation that have ended came to, and how it was served."""
     Explain: _grpc.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]
     """What a run, group or episode waits for, outermost first."""
 
@@ -55,6 +57,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     """Sends the present state at once, then every change until the job ends."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_router_pb2.CancelJobRequest, _router_pb2.CancelJobResponse]  # type: ignore[assignment]
     """Running episodes are stopped; groups not yet complete are given up."""
+    GetEvaluation: _aio.UnaryStreamMultiCallable[_router_pb2.GetEvaluationRequest, _router_pb2.GetEvaluationResponse]  # type: ignore[assignment]
+    """What the groups of an evaluation that have ended came to, and how it was served."""
     Explain: _aio.UnaryUnaryMultiCallable[_router_pb2.ExplainRequest, _router_pb2.ExplainResponse]  # type: ignore[assignment]
     """What a run, group or episode waits for, outermost first."""
 
@@ -91,6 +95,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.CancelJobResponse, _abc.Awaitable[_router_pb2.CancelJobResponse]]:
         """Running episodes are stopped; groups not yet complete are given up."""
+
+    @_abc_1.abstractmethod
+    def GetEvaluation(
+        self,
+        request: _router_pb2.GetEvaluationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.GetEvaluationResponse], _abc.AsyncIterator[_router_pb2.GetEvaluationResponse]]:
+        """What the groups of an evaluation that have ended came to, and how it was served."""
 
     @_abc_1.abstractmethod
     def Explain(

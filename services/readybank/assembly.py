@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from muster.types import EpisodeKey, OutcomeLabel
+from muster.types import EpisodeKey, Fate, OutcomeLabel, Purpose
 from services.readybank.events import (
     BankRules,
     EpisodeRecorded,
@@ -54,7 +54,7 @@ class Attempt:
 
 
 class GroupAssembly:
-    """One group. `closed` groups have a fate and hold no data; `filtered` tells that fate.
+    """One group. `closed` groups have a fate and hold no data; `fate` tells which.
 
     A closed group still takes its opening, so that it is known of which job it was.
     """
@@ -65,7 +65,7 @@ class GroupAssembly:
         self.siblings: dict[int, Attempt] = {}
         self.pinned: tuple[int, ...] | None = None
         self.closed = False
-        self.filtered = False
+        self.fate: Fate | None = None  # one that needs no batch
         self.told = False  # its fate is durable
         self.reason = ""  # why it was filtered, while this bank knows
 
@@ -124,10 +124,19 @@ class GroupAssembly:
             if sibling >= len(attempts) or attempt.number != attempts[sibling]:
                 del self.siblings[sibling]
 
-    def close(self) -> None:
-        """Filtered: nothing of the group is needed any more."""
-        self.closed = self.filtered = True
+    def close(self, fate: Fate) -> None:
+        """Filtered or evaluated: nothing of the group is needed any more."""
+        self.closed, self.fate = True, fate
         self.siblings.clear()
+
+    @property
+    def filtered(self) -> bool:
+        return self.fate is Fate.FILTERED
+
+    @property
+    def evaluates(self) -> bool:
+        """It is of an evaluation: no trainer ever gets it."""
+        return self.opened is not None and self.opened.purpose is Purpose.EVALUATE
 
     def missing(self, repairs_max: int) -> str:
         """What the group waits for, for people; empty when it is complete."""
@@ -155,7 +164,7 @@ class GroupAssembly:
 
     @property
     def dropped(self) -> bool:
-        """Filtered for good: its fate is durable, and no batch has it all the same."""
+        """Closed for good: its fate is durable, and no batch has it all the same."""
         return self.closed and self.told and self.pinned is None
 
     @property

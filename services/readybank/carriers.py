@@ -40,7 +40,7 @@ class Batch(Value, frozen=True):
 
 
 class FateRecord(Value, frozen=True):
-    """The end of a group. `step` is 0 when it was filtered."""
+    """The end of a group. `step` is 0 when it is in no batch."""
 
     group: str
     fate: Fate

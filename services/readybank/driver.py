@@ -187,9 +187,9 @@ class BankDriver:
             _log.info("trained", extra={"step": command.batch.step})
             return e.BatchTrained(command.batch.step)
         fate = command.fate
-        await self._retried(lambda: self._filter(feed.fate_entry(run, fate)))
+        await self._retried(lambda: self._close(feed.closing_entries(run, command)))
         self._traces.pop(fate.group, None)
-        _log.info("filtered", extra={"group": fate.group, "reason": fate.reason})
+        _log.info("%s", fate.fate, extra={"group": fate.group, "reason": fate.reason})
         return e.FateWritten(fate.group)
 
     async def _freeze(self, entry: StreamEntry) -> None:
@@ -202,9 +202,9 @@ class BankDriver:
         await self.streams.append(entries)
         await failpoints.at("readybank.train.after")
 
-    async def _filter(self, entry: StreamEntry) -> None:
+    async def _close(self, entries: list[StreamEntry]) -> None:
         await failpoints.at("readybank.filter.before")
-        await self.streams.append([entry])
+        await self.streams.append(entries)
         await failpoints.at("readybank.filter.after")
 
     async def _clear(self, command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> e.BankEvent:

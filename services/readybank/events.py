@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import msgspec
 
+from muster.evaluated import EvaluatedGroup
 from muster.types import (
     EpisodeKey,
     Fate,
     JobPolicy,
     OutcomeLabel,
+    Purpose,
     SamplingParams,
     VersionSpan,
 )
@@ -43,6 +45,7 @@ class GroupOpened(Event, frozen=True):
     opened_at_version: int = 0
     policy: JobPolicy = JobPolicy()
     id: str = ""  # of the entry, here and below; without one nothing is ever retired
+    purpose: Purpose = Purpose.TRAIN
 
 
 class TurnIntended(Event, frozen=True):
@@ -64,6 +67,8 @@ class TurnRecorded(Event, frozen=True):
     at_unix_s: float
     output_key: str = ""
     id: str = ""
+    prompt_tokens: int = 0
+    replica: str = ""
 
 
 class EpisodeRecorded(Event, frozen=True):
@@ -140,7 +145,7 @@ class BatchTrained(Event, frozen=True):
 
 
 class FateWritten(Event, frozen=True):
-    """The fate of a filtered group is durable."""
+    """The fate of a filtered or evaluated group is durable."""
 
     group: str
 
@@ -258,9 +263,11 @@ class WriteTrained(Command, frozen=True):
 
 
 class WriteFate(Command, frozen=True):
-    """A group was filtered. → FateWritten, once durable."""
+    """A group was filtered, or evaluated: then with what was found out. → FateWritten, once
+    durable."""
 
     fate: FateRecord
+    evaluated: EvaluatedGroup | None = None
 
 
 class WriteMark(Command, frozen=True):

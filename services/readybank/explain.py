@@ -94,7 +94,7 @@ def group(bank: BankMachine, name: str) -> list[Waiting] | None:
     if found is None:
         return None
     if found.closed:
-        reason = f"filtered: {found.reason}" if found.reason else "filtered"
+        reason = f"{found.fate}: {found.reason}" if found.reason else str(found.fate)
         return [Waiting(name, reason, "nothing: it has its fate", 0.0, BANK, "muster audit")]
     lines = [_where(bank, found)]
     for number in range(found.opened.group_size if found.opened else 0):

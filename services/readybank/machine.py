@@ -21,7 +21,8 @@ from muster.types import Fate
 from services.readybank import events as e
 from services.readybank.admission import Verdict, admit
 from services.readybank.assembly import CLOSED, EpisodeEvent, GroupAssembly
-from services.readybank.batch import NEVER, Overtaken, Ready, choose
+from services.readybank.batch import NEVER, Overtaken, Ready, choose, sent
+from services.readybank.evaluated import evaluated
 from services.readybank.explain import stall
 from services.readybank.lease import Leases, in_two_batches
 from services.readybank.lineage import Lineage
@@ -144,6 +145,8 @@ class BankMachine:
         rules = known.rules(self.rules)
         if known.missing(rules.repairs_max):
             return []
+        if known.evaluates:
+            return self._evaluated(known)
         admission = admit(known.members(), rules, self._lineage)
         if admission.verdict is Verdict.FILTER:
             return self._filter(group, admission.reason)
@@ -156,12 +159,17 @@ class BankMachine:
         return []
 
     def _filter(self, group: str, reason: str) -> list[e.BankCommand]:
-        self._close(group)
+        self._close(group, Fate.FILTERED)
         self.groups[group].reason = reason
         return [e.WriteFate(e.FateRecord(group, Fate.FILTERED, reason=reason))]
 
-    def _close(self, group: str) -> None:
-        self._group(group).close()
+    def _evaluated(self, known: GroupAssembly) -> list[e.BankCommand]:
+        found = evaluated(known)
+        self._close(known.group, Fate.EVALUATED)
+        return [e.WriteFate(e.FateRecord(known.group, Fate.EVALUATED), found)]
+
+    def _close(self, group: str, fate: Fate) -> None:
+        self._group(group).close(fate)
         self._forget(group)
 
     def _forget(self, group: str) -> None:
@@ -277,18 +285,7 @@ class BankMachine:
                 self._forget(member.group)
 
     def _send(self, call: str, batch: e.Batch) -> e.BankCommand:
-        groups = [self.groups[m.group] for m in batch.members]
-        for group in groups:
-            missing = group.missing(repairs_max=0)  # pinned attempts are final, whatever they are
-            if missing:
-                return e.RefuseCall(
-                    call,
-                    f"the streams no longer hold {missing} of group {group.group}",
-                    "step",
-                    str(batch.step),
-                    "restore the Redis data of this run, or start a new run",
-                )
-        return e.SendBatch(call, batch, tuple(group.leased() for group in groups))
+        return sent(call, batch, [self.groups[m.group] for m in batch.members])
 
     # What is over
 
@@ -300,8 +297,7 @@ class BankMachine:
             # Not before: a trainer may bring a batch whose record was lost, with groups that were
             # filtered since.
             self._heard = True
-            for known in [g for g in self.groups.values() if g.dropped]:
-                self._over(known)
+            self._dropped_over(evaluates=False)
         commands: list[e.BankCommand] = []
         step = self.leases.markable()
         if step:
@@ -318,7 +314,7 @@ class BankMachine:
         known = self.groups.get(event.group)
         if known:
             known.told = True
-            if known.dropped and self._heard:
+            if known.dropped and (self._heard or known.evaluates):
                 self._over(known)
         return []
 
@@ -331,8 +327,12 @@ class BankMachine:
         return []
 
     def _over(self, known: GroupAssembly) -> None:
-        fate = Fate.FILTERED if known.filtered else Fate.TRAINED
-        self.retiring.over(known.group, fate, known.rules(self.rules).repairs_max)
+        fate, repairs_max = known.fate or Fate.TRAINED, known.rules(self.rules).repairs_max
+        self.retiring.over(known.group, fate, repairs_max)
+
+    def _dropped_over(self, *, evaluates: bool) -> None:
+        for known in [g for g in self.groups.values() if g.dropped and g.evaluates == evaluates]:
+            self._over(known)
 
     def _on_retired(self, event: e.GroupsRetired, now: float) -> list[e.BankCommand]:
         self.retiring.done(event.groups)
@@ -355,6 +355,7 @@ class BankMachine:
 
     def _on_recovery_ended(self, event: e.RecoveryEnded, now: float) -> list[e.BankCommand]:
         self._recovered = True
+        self._dropped_over(evaluates=True)
         return self._on_mark_written(e.MarkWritten(self.leases.mark), now)
 
     def _on_batch_restored(self, event: e.BatchRestored, now: float) -> list[e.BankCommand]:
@@ -366,11 +367,11 @@ class BankMachine:
         return []
 
     def _on_fate_restored(self, event: e.FateRestored, now: float) -> list[e.BankCommand]:
-        if event.fate is Fate.FILTERED and not self.retiring.gone(event.group):
+        if event.fate is not Fate.TRAINED and not self.retiring.gone(event.group):
             group = self._group(event.group)
-            group.filtered = group.told = True
+            group.fate, group.told = event.fate, True
             if group.pinned is None:  # else a checkpoint has it, and the batch may be sent again
-                self._close(event.group)
+                self._close(event.group, event.fate)
         return []
 
     def _on_trainer_epoch(self, event: e.TrainerEpochRestored, now: float) -> list[e.BankCommand]:

@@ -12,6 +12,7 @@ from muster.types import (
     EpisodeKey,
     JobPolicy,
     OutcomeLabel,
+    Purpose,
     SamplingParams,
     StateInterval,
     StepLimit,
@@ -42,6 +43,12 @@ class JobSpec(Value, frozen=True):
     sampling: SamplingParams
     submitted_unix_s: float
     policy: JobPolicy = JobPolicy()
+    purpose: Purpose = Purpose.TRAIN
+
+    @property
+    def evaluates(self) -> bool:
+        """True when nothing of it is for the trainer."""
+        return self.purpose is Purpose.EVALUATE
 
 
 class Replica(Value, frozen=True):

@@ -13,6 +13,7 @@ from muster.types import (
     JobPolicy,
     Limits,
     OutcomeLabel,
+    Purpose,
     SamplingParams,
     StateInterval,
     StepLimit,
@@ -36,6 +37,7 @@ class OpenGroup(Command, frozen=True):
     version: int
     sampling: SamplingParams
     policy: JobPolicy = JobPolicy()
+    purpose: Purpose = Purpose.TRAIN
 
 
 class AcquireBox(Command, frozen=True):

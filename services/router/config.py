@@ -28,6 +28,9 @@ class RouterConfig(Section):
     shows the lag as it was."""
     episodes_max: int = Field(64, ge=1, le=100_000)
     """Episodes running at once."""
+    evaluation_share: float = Field(_RULES.evaluation_share, gt=0, lt=1)
+    """Share of the launches that are an evaluation's while training has somebody to launch too, and
+    of episodes_max that it may fill while a training job runs."""
     turns_max: int = Field(4, ge=1, le=10_000)
     """Turns of an episode where its task does not say."""
     turn_tokens_max: int = Field(64, ge=1)
@@ -169,6 +172,7 @@ def rules(config: Config, section: RouterConfig, owner_epoch: int) -> RouterRule
         repairs_max=config.repairs_max,
         lag_max=section.lag_max,
         episodes_max=section.episodes_max,
+        evaluation_share=section.evaluation_share,
         turns_max=section.turns_max,
         turn_tokens_max=section.turn_tokens_max,
         episode_tokens_max=section.episode_tokens_max,

@@ -23,11 +23,14 @@ from muster.redis_link import reaching_redis
 from muster.registry import Registry
 from muster.tasks import end
 from muster.taskset import Task
-from muster.types import EpisodeKey, JobPolicy, SamplingParams, Waiting, job_and_index
+from muster.types import EpisodeKey, JobPolicy, Purpose, SamplingParams, Waiting, job_and_index
+from muster.v1 import events_pb2 as ev
+from muster.v1 import router_pb2 as pb
 from services.router import builders, chat
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.durable import Durable, task_info
+from services.router.adapters.evaluations import Evaluations
 from services.router.adapters.restore import TurnUsage
 from services.router.adapters.watching import FleetWatch
 from services.router.config import RouterConfig
@@ -65,6 +68,7 @@ class RouterDriver:
             machine, self._execute, journal, after=self._wake
         )
         rules = machine.rules
+        self._evaluations = Evaluations(durable.redis, durable.streams, calls.replicas)
         self._watch = FleetWatch(registry, calls, rules.run, rules.owner_epoch, self._driver.feed)
 
     # -- running -----------------------------------------------------------------------
@@ -225,6 +229,7 @@ class RouterDriver:
         group_size: int,
         sampling: SamplingParams,
         policy: JobPolicy | None = None,
+        purpose: Purpose = Purpose.TRAIN,
     ) -> str:
         """Make a task set durable, then start on it. Equal repeats have no further effect."""
         spec = e.JobSpec(
@@ -235,6 +240,7 @@ class RouterDriver:
             sampling=sampling,
             submitted_unix_s=wall(),
             policy=policy or JobPolicy(),
+            purpose=purpose,
         )
         known = self._machine.job(job)
         if known is not None:
@@ -294,6 +300,23 @@ class RouterDriver:
                 way_out="`muster explain` lists what does; `muster report` tells what has ended",
             )
         return found
+
+    async def evaluation(self, job: str) -> tuple[pb.EvaluationHeader, list[ev.EvaluatedGroup]]:
+        """What an evaluation has come to so far; NotFound, or InvalidInput when it is none."""
+        self.progress(job)
+        found, training = self._machine.job(job), self._machine.training()
+        assert found is not None
+        if not found.spec.evaluates:
+            raise InvalidInput(
+                "this job is none of evaluation",
+                field="job",
+                value=job,
+                way_out="its groups are trained on: `muster report` tells of them",
+            )
+        fleet, run = self._machine.replicas(), self._machine.rules.run
+        spec = training.spec if training else None
+        header = await self._patiently(lambda: self._evaluations.header(run, found, spec, fleet))
+        return header, await self._patiently(lambda: self._evaluations.groups(job))
 
     async def watch(self, job: str) -> asyncio.Event:
         """An event that is set whenever something may have changed; give it back to unwatch()."""

@@ -78,6 +78,7 @@ class JobTotals(Event, frozen=True):
     repairs: int
     outcomes: dict[str, int]
     indexes_retired: tuple[int, ...]
+    evaluated: int = 0
 
 
 class RecoveryEnded(Event, frozen=True):

@@ -155,7 +155,10 @@ def of_group(group: Group, picture: Picture) -> list[Waiting]:
 
 def _complete(group: Group, state: str, picture: Picture) -> Waiting:
     """Its batch may lack other groups; what the batch lacks beyond them the bank knows."""
-    others = [g for g in picture.groups.values() if not g.complete]
+    if group.evaluates:
+        waits = "its fate: the bank counts it"
+        return Waiting(group.id, f"{state}: complete", waits, 0.0, "readybank", "muster explain")
+    others = [g for g in picture.groups.values() if not g.complete and not g.evaluates]
     waits, owner, then = "a batch, or its fate", "readybank", "muster explain batch"
     reason = picture.reasons.get(group.job, Reason())
     if not others and reason.text:
@@ -215,7 +218,7 @@ def find(subject: str, picture: Picture) -> list[Waiting]:
 
 
 def _job(job: Job, picture: Picture) -> Waiting:
-    done, wanted = job.trained + job.filtered, job.allowed
+    done, wanted = job.fated, job.allowed
     if job.state is not JobState.RUNNING:
         ended = f"{job.state}: {done} of {wanted} groups have a fate"
         return Waiting(job.spec.id, ended, next_command="muster report")

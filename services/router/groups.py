@@ -15,10 +15,11 @@ from services.router.admission import open_groups_max
 from services.router.ceiling import InfraCeiling
 from services.router.jobs import Failed, Group, Job, JobState
 from services.router.launching import ceiling_of, open_group, restored_siblings
-from services.router.order import LaunchOrder, Place
+from services.router.order import Place, Skip
 from services.router.placements import Mark
 from services.router.progress import Reason
 from services.router.rules import RouterRules
+from services.router.shares import Launches
 
 
 class Groups:
@@ -28,7 +29,8 @@ class Groups:
         self._rules = rules
         self.jobs: dict[str, Job] = {}
         self.open: dict[str, Group] = {}
-        self.order = LaunchOrder(rules.interleave_groups)
+        self.evaluating: dict[str, Group] = {}  # of the open ones
+        self.order = Launches(rules.interleave_groups, rules.evaluation_share, rules.episodes_max)
         self.version = 0
         self.memory = ""  # why Redis's memory stops launches, empty when it does not
         self._published_step = self._steps = 0
@@ -79,9 +81,9 @@ class Groups:
         job = self.jobs[event.job]
         siblings = restored_siblings(event)
         group = Group(event.group, event.job, event.index, job.task_of(event.index), siblings, True)
-        group.prompt = self._prompt(event)
+        group.prompt, group.evaluates = self._prompt(event), job.spec.evaluates
         job.failed = group.failed or job.failed
-        self.open[group.id] = group
+        self._opens(group)
         job.opened = max(job.opened, event.index + 1)
         self._restored[event.job].add(event.index)
         job.complete += group.complete
@@ -113,27 +115,32 @@ class Groups:
     def _enqueue(self, group: Group) -> None:
         if self.jobs[group.job].cancelled:
             return
+        order = self.order.of(group.id, evaluates=group.evaluates)
         for number, sibling in enumerate(group.siblings):
             place = (group.id, number)
             if sibling.resume is not None:
-                self.order.resume(place)
+                order.resume(place)
             elif sibling.label is None and sibling.attempt:
-                self.order.repair(place)
+                order.repair(place)
             elif sibling.label is None:
-                self.order.fresh(place)
+                order.fresh(place)
+
+    def _opens(self, group: Group) -> None:
+        self.open[group.id] = group
+        if group.evaluates:
+            self.evaluating[group.id] = group
 
     def fated(self, event: e.FateRecorded) -> Group | None:
         """A group is done with; answers it when something of it may still run."""
         # A fate may be told before the batch it belongs to: its slot must not look free till then.
         self._steps = max(self._steps, event.step)
         group = self.open.pop(event.group, None)
+        self.evaluating.pop(event.group, None)
         if group is None:
             if self._recovering:
                 self._fates_early[event.group] = event.fate
             return None
-        job = self.jobs[group.job]
-        job.trained += event.fate is Fate.TRAINED
-        job.filtered += event.fate is Fate.FILTERED
+        self.jobs[group.job].took(event.fate)
         return group
 
     def ended(self, place: Place, failed: Failed, turns: int, now: float) -> None:
@@ -148,7 +155,7 @@ class Groups:
         if not label.outcome.valid and sibling.attempt < repairs_max:
             sibling.attempt += 1
             job.repairs += 1
-            self.order.repair(place)
+            self.order.of(group.id, evaluates=group.evaluates).repair(place)
             return
         sibling.label = label
         job.complete += group.complete
@@ -164,21 +171,38 @@ class Groups:
         """Whether infrastructure stops the launches of this sibling's job."""
         return self._ceilings[self.open[place[0]].job].paused(now)
 
+    def next(self, skip: Skip) -> Place | None:
+        """The sibling to launch; None when there is none."""
+        if not self.evaluating:
+            return self.order.next(skip, evaluating=0, training_runs=False)
+        siblings = [s for group in self.evaluating.values() for s in group.siblings]
+        jobs = self.jobs.values()
+        trains = any(j.state is JobState.RUNNING and not j.spec.evaluates for j in jobs)
+        running = sum(s.running for s in siblings)
+        return self.order.next(skip, evaluating=running, training_runs=trains)
+
     def to_open(self, now: float) -> list[e.RouterCommand]:
         """Open what the bound allows; each is launched once it is durable."""
         commands: list[e.RouterCommand] = []
         for job in self.jobs.values():
             if job.state is not JobState.RUNNING or not job.unopened or self.paused(job, now).text:
                 continue
-            while job.unopened and len(self.open) < self.bound:
+            while job.unopened and self._may_open(job):
                 group, command = open_group(job, self.version)
-                self.open[group.id] = group
+                self._opens(group)
                 commands.append(command)
         return commands
 
+    def _may_open(self, job: Job) -> bool:
+        """Evaluation opens as many as can run, and takes nothing of the bound."""
+        if job.spec.evaluates:
+            open_ = sum(len(group.siblings) for group in self.evaluating.values())
+            return open_ < self._rules.episodes_max
+        return len(self.open) - len(self.evaluating) < self.bound
+
     @property
     def bound(self) -> int:
-        """Most groups that may be open."""
+        """Most groups that may be open for the trainer."""
         return open_groups_max(
             lag_max=self._rules.lag_max,
             published_step=self._published_step,

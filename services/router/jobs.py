@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from muster.types import OutcomeLabel, Value
+from muster.types import Fate, OutcomeLabel, Purpose, Value
 from services.router.carriers import JobSpec, Resume, SiblingRestored, TaskInfo
 from services.router.events import JobTotals
 from services.router.prefix import Mark
@@ -53,6 +53,7 @@ class Group:
     siblings: list[Sibling]
     recorded: bool = False
     prompt: tuple[int, tuple[Mark, ...]] = (0, ())  # that its siblings share: tokens, marks
+    evaluates: bool = False  # it is not for the trainer
 
     @property
     def complete(self) -> bool:
@@ -82,6 +83,7 @@ class Job:
     complete: int = 0
     trained: int = 0
     filtered: int = 0
+    evaluated: int = 0
     episodes_finished: int = 0
     turns: int = 0
     repairs: int = 0
@@ -92,8 +94,18 @@ class Job:
     def state(self) -> JobState:
         if self.cancelled:
             return JobState.CANCELLED
-        done = self.trained + self.filtered >= self.allowed
-        return JobState.DONE if done else JobState.RUNNING
+        return JobState.DONE if self.fated >= self.allowed else JobState.RUNNING
+
+    @property
+    def fated(self) -> int:
+        """Groups that have a fate."""
+        return self.trained + self.filtered + self.evaluated
+
+    def took(self, fate: Fate) -> None:
+        """One more of its groups has its fate."""
+        self.trained += fate is Fate.TRAINED
+        self.filtered += fate is Fate.FILTERED
+        self.evaluated += fate is Fate.EVALUATED
 
     def task_of(self, index: int) -> TaskInfo:
         """Tasks are taken in turn."""
@@ -135,6 +147,7 @@ class Job:
         """Count what its retired groups add up to."""
         self.trained += totals.trained
         self.filtered += totals.filtered
+        self.evaluated += totals.evaluated
         self.episodes_finished += totals.episodes
         self.turns += totals.turns
         self.repairs += totals.repairs
@@ -161,3 +174,5 @@ class JobProgress(Value, frozen=True):
     outcomes: dict[str, int]
     policy_version: int
     waiting_for: str
+    groups_evaluated: int = 0
+    purpose: Purpose = Purpose.TRAIN

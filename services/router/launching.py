@@ -35,6 +35,7 @@ def open_group(job: Job, version: int) -> tuple[Group, e.OpenGroup]:
     task = job.task_of(index)
     siblings = [Sibling() for _ in range(spec.group_size)]
     group = Group(group_id(spec.id, index), spec.id, index, task, siblings)
+    group.evaluates = spec.evaluates
     return group, e.OpenGroup(
         group=group.id,
         job=spec.id,
@@ -44,6 +45,7 @@ def open_group(job: Job, version: int) -> tuple[Group, e.OpenGroup]:
         version=version,
         sampling=spec.sampling,
         policy=spec.policy,
+        purpose=spec.purpose,
     )
 
 

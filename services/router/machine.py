@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from muster.types import EpisodeKey, Waiting
+from muster.types import EpisodeKey, Fate, Waiting
 from services.router import events as e
 from services.router import explain as explaining
 from services.router.episode import Episode, Phase
@@ -104,6 +104,8 @@ class RouterMachine:
                 self._found.append(event)
             case e.MemoryTold():
                 self._groups.memory = event.problem
+            case e.FateRecorded():
+                return self._fated(event, now)
             case _:
                 return self._on_groups(event)
         return []
@@ -113,8 +115,6 @@ class RouterMachine:
         match event:
             case e.GroupRecorded():
                 groups.recorded(event)
-            case e.FateRecorded():
-                return self._stop(groups.fated(event))
             case e.VersionPublished():
                 groups.published(event)
                 self._fleet.published(groups.version)
@@ -132,6 +132,18 @@ class RouterMachine:
                 self._recovered = True
                 groups.recovered()
         return []
+
+    def _fated(self, event: e.FateRecorded, now: float) -> Commands:
+        """A group has its fate. One that was not filtered had ended: what became of its attempts
+        is durable, though the bank may have been quicker to tell than Redis's answer to us."""
+        commands: Commands = []
+        group = self._groups.open.get(event.group)
+        if group is not None and event.fate is not Fate.FILTERED:
+            for number in range(len(group.siblings)):
+                episode = self._episodes.get(self._key(group, number).id)
+                if episode is not None:
+                    commands += self._on_episode_recorded(e.EpisodeRecorded(episode.key), now)
+        return commands + self._stop(self._groups.fated(event))
 
     def _stop(self, group: Group | None) -> Commands:
         """End whatever still runs of a group."""
@@ -175,7 +187,7 @@ class RouterMachine:
         while order and len(self._episodes) < self.rules.episodes_max:
             if not order.resuming and not self._fleet.may_launch(now):
                 break
-            place = order.next(skip)
+            place = self._groups.next(skip)
             if place is None:
                 break
             begun = self._begin(place, now)
@@ -289,6 +301,15 @@ class RouterMachine:
 
     def job(self, job: str) -> Job | None:
         return self._groups.jobs.get(job)
+
+    def training(self) -> Job | None:
+        """The newest job whose groups are for the trainer."""
+        jobs = [job for job in self._groups.jobs.values() if not job.spec.evaluates]
+        return max(jobs, key=lambda job: job.spec.submitted_unix_s, default=None)
+
+    def replicas(self) -> tuple[str, ...]:
+        """Those that are known now."""
+        return tuple(sorted(self._fleet.loads.loads))
 
     def jobs_running(self) -> int:
         return sum(job.state is JobState.RUNNING for job in self._groups.jobs.values())

@@ -52,15 +52,19 @@ def waiting_for(
         return Reason("the first probes of the fleet's replicas", "inference")
     if why := fleet.why_no_room(now):
         return Reason(f"room in a replica's KV cache ({why})", "inference")
-    complete = sum(group.complete for group in groups.values())
-    if not job.unopened and 0 < complete == len(groups) < rules.groups_per_batch:
+    mine = [group for group in groups.values() if group.evaluates is job.spec.evaluates]
+    complete = sum(group.complete for group in mine)
+    if job.spec.evaluates:
+        told = f"the ready bank: {complete} complete groups have no fate yet"
+        return Reason(told, "readybank") if complete else Reason()
+    if not job.unopened and 0 < complete == len(mine) < rules.groups_per_batch:
         return Reason(
             f"more groups: {complete} are complete, a batch takes "
             f"{rules.groups_per_batch} (submit more, or `muster cancel`)",
             "client",
         )
-    if len(groups) >= bound:
-        told = f"the trainer: {len(groups)} groups are open, no more may be before its next step"
+    if len(mine) >= bound:
+        told = f"the trainer: {len(mine)} groups are open, no more may be before its next step"
         return Reason(told, "trainer")
     return Reason()
 
@@ -104,4 +108,6 @@ def of_job(
         outcomes=dict(sorted(job.outcomes.items())),
         policy_version=version,
         waiting_for=waiting.text,
+        groups_evaluated=job.evaluated,
+        purpose=job.spec.purpose,
     )

@@ -17,7 +17,8 @@ class RouterRules(Value, frozen=True):
     `journal_format` grows when commands get other fields: older journals are refused then.
     """
 
-    journal_format: ClassVar[int] = 2  # 2: AcquireBox and Generate carry why, holds included
+    # 2: AcquireBox and Generate carry why, holds included; 3: OpenGroup carries its purpose
+    journal_format: ClassVar[int] = 3
 
     run: str
     owner_epoch: int
@@ -25,6 +26,7 @@ class RouterRules(Value, frozen=True):
     repairs_max: int = 2
     lag_max: int = 0
     episodes_max: int = 64
+    evaluation_share: float = 0.25  # of launches and places, while training has work too
     turns_max: int = 4
     turn_tokens_max: int = 64
     episode_tokens_max: int = 1024

@@ -15,18 +15,14 @@ from typing import Any
 from muster import codec
 from muster.errors import InvalidInput
 from muster.taskset import Task, task_from_archive
+from muster.types import Purpose
 from muster.v1 import router_pb2 as pb
 from muster.v1 import router_pb2_grpc
-from muster.wanted import check_policy, check_sampling
+from muster.wanted import check_policy, check_sampling, check_sizes
+from services.router.adapters.evaluations import STATES
 from services.router.config import RouterConfig
 from services.router.driver import RouterDriver, ended
-from services.router.jobs import JobProgress, JobState
-
-_STATES = {
-    JobState.RUNNING: pb.JOB_STATE_RUNNING,
-    JobState.DONE: pb.JOB_STATE_DONE,
-    JobState.CANCELLED: pb.JOB_STATE_CANCELLED,
-}
+from services.router.jobs import JobProgress
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
@@ -45,12 +41,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def SubmitTaskSet(
         self, request: pb.SubmitTaskSetRequest, context: Any
     ) -> pb.SubmitTaskSetResponse:
-        sampling = codec.sampling_from_pb(request.sampling)
-        check_sampling(sampling, self._tokens_max)
-        _at_least("groups", request.groups, 1, "ask for at least one group")
-        _at_least(
-            "group_size", request.group_size, 2, "a group of one has no baseline: use 2 or more"
-        )
+        sampling, purpose = codec.sampling_from_pb(request.sampling), _purpose(request.purpose)
+        check_sampling(sampling, self._tokens_max, purpose)
+        check_sizes(request.groups, request.group_size, purpose)
         if request.groups > self._groups_max:
             raise InvalidInput(
                 "too many groups in one job",
@@ -69,7 +62,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         tasks = _tasks(request)
         policy = codec.policy_from_pb(request.policy)
         check_policy(policy, group_size=request.group_size)
-        await self._driver.submit(job, tasks, request.groups, request.group_size, sampling, policy)
+        sizes = (request.groups, request.group_size)
+        await self._driver.submit(job, tasks, *sizes, sampling, policy, purpose)
         return pb.SubmitTaskSetResponse(job=job, run=self._run)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
@@ -96,14 +90,27 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         return pb.CancelJobResponse(progress=_progress(await self._driver.cancel(request.job)))
 
+    async def GetEvaluation(
+        self, request: pb.GetEvaluationRequest, context: Any
+    ) -> AsyncIterator[pb.GetEvaluationResponse]:
+        header, groups = await self._driver.evaluation(request.job)
+        yield pb.GetEvaluationResponse(header=header)
+        for group in groups:
+            yield pb.GetEvaluationResponse(group=group)
+
     async def Explain(self, request: pb.ExplainRequest, context: Any) -> pb.ExplainResponse:
         found = self._driver.explain(request.subject)
         return pb.ExplainResponse(waiting=[codec.waiting_to_pb(line) for line in found])
 
 
-def _at_least(field: str, value: int, least: int, way_out: str) -> None:
-    if value < least:
-        raise InvalidInput("too small", field=field, value=value, way_out=way_out)
+def _purpose(value: int) -> Purpose:
+    try:
+        return codec.purpose_from_pb(value)
+    except InvalidInput as error:
+        way_out = "JOB_PURPOSE_TRAIN or JOB_PURPOSE_EVALUATE"
+        raise InvalidInput(
+            "not a purpose", field="purpose", value=value, way_out=way_out
+        ) from error
 
 
 def _tasks(request: pb.SubmitTaskSetRequest) -> list[Task]:
@@ -128,7 +135,7 @@ def _tasks(request: pb.SubmitTaskSetRequest) -> list[Task]:
 def _progress(progress: JobProgress) -> pb.JobProgress:
     return pb.JobProgress(
         job=progress.job,
-        state=_STATES[progress.state],
+        state=STATES[progress.state],
         groups_total=progress.groups_total,
         groups_opened=progress.groups_opened,
         groups_complete=progress.groups_complete,
@@ -141,4 +148,6 @@ def _progress(progress: JobProgress) -> pb.JobProgress:
         outcomes=progress.outcomes,
         policy_version=progress.policy_version,
         waiting_for=progress.waiting_for,
+        groups_evaluated=progress.groups_evaluated,
+        purpose=codec.purpose_to_pb(progress.purpose),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from muster.types import JobPolicy, Outcome, OutcomeLabel
+from muster.types import Fate, JobPolicy, Outcome, OutcomeLabel
 from services.readybank import events as e
 from services.readybank.machine import BankMachine
 from services.readybank.retire import group_of, keys_of
@@ -25,7 +25,9 @@ POLICIES = {
     "plain": JobPolicy(),
     "lax": JobPolicy(repairs_max=0),
     "strict": JobPolicy(valid_min=2, zero_variance="filter"),
+    "held": JobPolicy(),  # its groups are an evaluation's
 }
+EVALUATES = "held"
 Message = tuple[str, Any]  # (stream, event)
 
 
@@ -64,6 +66,7 @@ def oracle(fed: Sequence[Any]) -> dict[str, tuple[float, tuple[int, ...], bool]]
         else:
             flat = rules.zero_variance == "filter" and len(set(rewards)) == 1
             trainable = len(rewards) >= rules.valid_min and not flat
+            trainable = trainable and group.job != EVALUATES
             found[group.group] = (max(times), tuple(attempts), trainable)
     return found
 
@@ -110,6 +113,7 @@ class Bench:
     def heard(self, command: e.BankCommand) -> None:
         if isinstance(command, e.WriteFate):
             self.said[command.fate.group] += 1
+            self.check_evaluated(command)
         elif isinstance(command, e.WriteTrained):
             self.said.update(fate.group for fate in command.fates)
         elif isinstance(command, e.WriteFrozen):
@@ -146,6 +150,15 @@ class Bench:
         assert [(m.group, m.attempts) for m in batch.members] == [(g, a) for _, _, g, a in best]
         whole = oracle(self.fed)
         assert batch.complete_unix_s == max(whole[g][0] for _, _, g, _ in best)
+
+    def check_evaluated(self, command: e.WriteFate) -> None:
+        """All of an evaluation, and nothing else, is evaluated, with the attempts that count."""
+        group, found = command.fate.group, command.evaluated
+        held = group.rpartition("-")[0] == EVALUATES
+        assert (command.fate.fate is Fate.EVALUATED) == held == (found is not None)
+        if found is not None:
+            _, attempts, _ = oracle(self.fed)[group]
+            assert tuple(sibling.attempt for sibling in found.siblings) == attempts
 
     def check_rest(self) -> None:
         """Nothing that could be said was left unsaid, nothing was said twice."""

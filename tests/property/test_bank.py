@@ -15,11 +15,11 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.types import EpisodeKey, OutcomeLabel
+from muster.types import EpisodeKey, OutcomeLabel, Purpose
 from services.readybank import events as e
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, RUN, UNKNOWN, attempt, opened, scored
-from tests.property.bank_bench import EXAMPLES, POLICIES, RULES, Bench, Message, rules_of
+from tests.property.bank_bench import EVALUATES, EXAMPLES, POLICIES, RULES, Bench, Message, rules_of
 from tests.scenarios.lossy_store import Killed
 
 labels = st.sampled_from([scored(1.0), scored(0.0), INFRA, UNKNOWN])
@@ -67,7 +67,9 @@ def histories(draw: st.DrawFn, honest: bool = False) -> list[list[Message]]:
 
 def _opened(group: str, size: int) -> e.GroupOpened:
     job = group.rpartition("-")[0]
-    return msgspec.structs.replace(opened(group, size, job=job), policy=POLICIES[job])
+    purpose = Purpose.EVALUATE if job == EVALUATES else Purpose.TRAIN
+    made = opened(group, size, job=job)
+    return msgspec.structs.replace(made, policy=POLICIES[job], purpose=purpose)
 
 
 def _intended(key: EpisodeKey, turn: int) -> e.TurnIntended:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from muster.types import Fate, VerdictStatus
+from muster.types import Fate, Purpose, VerdictStatus
 from services.router import events as e
 from services.router.admission import open_groups_max
 from services.router.machine import RouterMachine
@@ -195,7 +195,13 @@ class Books:
             steps_trained=self.version,
             groups_per_batch=self.rules.groups_per_batch,
         )
-        assert len(self.machine._groups.open) <= most, "more groups are open than the bound allows"
+        groups = self.machine._groups
+        open_ = len(groups.open) - len(groups.evaluating)
+        assert open_ <= most, "more groups are open than the bound allows"
+        held = [g for g in groups.open.values() if g.evaluates]
+        assert {g.id for g in held} == groups.evaluating.keys()
+        most = self.rules.episodes_max + max((len(g.siblings) for g in held), default=0)
+        assert sum(len(g.siblings) for g in held) < most, "more are evaluated than can run"
 
     # -- time passes ---------------------------------------------------------------------
 
@@ -223,7 +229,9 @@ class Books:
             self.tick(self.chance.choice([0.3, 0.6, 2.0]))
         elif x < 0.88 and len(self.jobs) < 4:
             self.jobs.append(f"j{len(self.jobs)}")
-            self.feed(job(self.jobs[-1], groups=self.chance.choice([1, 3]), max_turns=2))
+            purpose = self.chance.choice([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVALUATE])
+            groups = self.chance.choice([1, 3])
+            self.feed(job(self.jobs[-1], groups=groups, max_turns=2, purpose=purpose))
         elif x < 0.90 and self.jobs and self.cancels:
             self.feed(e.JobCancelled(self.chance.choice(self.jobs)))
         elif x < 0.94:
@@ -235,13 +243,17 @@ class Books:
     def train(self) -> None:
         """As bank and trainer would: whole groups in batches, the hopeless filtered."""
         groups = list(self.machine._groups.open.values())
+        for group in [g for g in groups if g.evaluates and self.ended(g)]:
+            self.feed(e.FateRecorded(group.id, Fate.EVALUATED))
+        groups = [group for group in groups if not group.evaluates or not group.complete]
         for group in groups:
             hopeless = group.complete and not any(
                 s.label is not None and s.label.outcome.valid for s in group.siblings
             )
             if hopeless or (self.machine._groups.jobs[group.job].cancelled and group.recorded):
                 self.feed(e.FateRecorded(group.id, Fate.FILTERED))
-        good = [g for g in groups if g.complete and g.id in self.machine._groups.open]
+        open_ = self.machine._groups.open
+        good = [g for g in groups if g.complete and g.id in open_ and not g.evaluates]
         wanted = self.rules.groups_per_batch
         wanted = min(len(good), wanted) if self.fair else wanted
         if wanted and len(good) >= wanted:
@@ -251,6 +263,19 @@ class Books:
             self.feed(e.BatchTrained(step))
             self.version = step
             self.feed(e.VersionPublished(step, step))
+
+    def ended(self, group: Any) -> bool:
+        """As far as the bank can read: an end is durable before its router is told."""
+        repairs = self.rules.repairs_max
+        told = {x.episode.id for x in self.pending if isinstance(x, e.EpisodeRecorded)}
+        for number, sibling in enumerate(group.siblings):
+            episode = self.machine._episodes.get(f"{group.id}.{number}.{sibling.attempt}")
+            label = sibling.label
+            if episode is not None and episode.id in told:
+                label = episode.label
+            if label is None or not (label.outcome.valid or sibling.attempt >= repairs):
+                return False
+        return True
 
     def run(self) -> None:
         for _ in range(ROUGH_STEPS):

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from redis.asyncio import Redis
 
 from muster import failpoints
+from muster.evaluated import GROUPS_KEPT
 from muster.stream_ids import id_after
 from muster.streams import Received, RunStreams, reaching_redis
 from muster.v1 import events_pb2 as ev
@@ -121,6 +122,16 @@ class Clearing:
             ("fates", fate, None),  # theirs went when the groups were retired
         ):
             await self._while(stream, over, read.get(stream, "0"), field)
+        await self._evaluations()
+
+    async def _evaluations(self) -> None:
+        """All but the newest; nobody has to have read them."""
+        with reaching_redis():
+            excess = await self._redis.xlen(self._streams.key("evaluations")) - GROUPS_KEPT
+        for cut in range(0, excess, PAGE):
+            page = (await self._page("evaluations", "+"))[: excess - cut]
+            names = [_field(m, _evaluated_field) for m in page]
+            await self._drop("evaluations", page, names)
 
     async def _below(self, stream: str, first_kept: str) -> None:
         while page := await self._page(stream, f"({first_kept}"):
@@ -195,6 +206,10 @@ def _version(message: Received) -> VersionKept:
 def _version_field(message: Received) -> str:
     record = ev.PolicyVersionRecord.FromString(message.data)
     return f"{record.version}/{record.stage}"
+
+
+def _evaluated_field(message: Received) -> str:
+    return ev.EvaluatedGroup.FromString(message.data).group
 
 
 def _batch_field(message: Received) -> str:

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from muster import codec
+from muster import codec, evaluated_codec
 from muster.errors import InvalidInput
+from muster.evaluated import EvaluatedGroup
 from muster.stream_ids import id_unix_s
 from muster.streams import Received, StreamEntry
 from muster.types import job_and_index
@@ -72,6 +73,7 @@ def _trajectory(message: Received) -> e.BankEvent | None:
             opened_at_version=opened.opened_at_version,
             policy=codec.policy_from_pb(opened.policy),
             id=message.id,
+            purpose=codec.purpose_from_pb(opened.purpose),
         )
     key = codec.key_from_pb(found.episode)
     if kind == "turn_intended":
@@ -88,6 +90,8 @@ def _trajectory(message: Received) -> e.BankEvent | None:
             at_unix_s=at,
             output_key=turn.output_key,
             id=message.id,
+            prompt_tokens=turn.prompt_tokens,
+            replica=turn.replica,
         )
     if kind == "episode_finished":
         return e.EpisodeRecorded(key, found.episode_finished.turns, at, message.id)
@@ -186,6 +190,19 @@ def fate_entry(run: str, fate: e.FateRecord) -> StreamEntry:
     )
     plain = (("group", fate.group), ("fate", fate.fate), ("step", str(fate.step)))
     return StreamEntry("fates", "fates", fate.group, message.SerializeToString(), plain)
+
+
+def evaluated_entry(run: str, found: EvaluatedGroup) -> StreamEntry:
+    """Written with the group's fate, in one call."""
+    data = evaluated_codec.to_pb(run, found).SerializeToString()
+    plain = (("job", found.job), ("group", found.group), ("task", found.task))
+    return StreamEntry("evaluations", "evaluations", found.group, data, plain)
+
+
+def closing_entries(run: str, command: e.WriteFate) -> list[StreamEntry]:
+    """The fate of a group that is in no batch, and what was found out about it."""
+    found = command.evaluated
+    return [fate_entry(run, command.fate), *([evaluated_entry(run, found)] if found else [])]
 
 
 def _batch_entry(record: ev.BatchRecord, stage: str) -> StreamEntry:

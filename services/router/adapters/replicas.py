@@ -81,6 +81,11 @@ class ReplicaCalls:
         )
         return claimed is not None
 
+    async def status(self, replica: str, *, timeout_s: float) -> inf.GetReplicaStatusResponse:
+        """What it says of itself. Raises MusterError."""
+        request = inf.GetReplicaStatusRequest()
+        return await self._engine(replica).GetReplicaStatus(request, timeout=timeout_s)
+
     async def grant(
         self, run: str, replica: str, owner_epoch: int
     ) -> e.ReplicaTold | e.ReplicaSilent:

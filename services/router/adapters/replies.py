@@ -22,7 +22,8 @@ _log = telemetry.logger("router.replies")
 def told_of(finish: inf.GenerateFinish, sampling: SamplingParams, context: int, ids: int) -> Told:
     """finish: of a reply with `ids` tokens to a context of so many. Raises Unavailable."""
     mask = _mask(finish, ids)
-    if mask is None and ids and (sampling.top_p < 1.0 or sampling.top_k > 0):
+    cut = sampling.top_p < 1.0 or sampling.top_k > 0
+    if mask is None and ids and cut and sampling.top_k != 1:  # one choice needs no telling
         raise Unavailable(
             "the replica does not tell what top-p and top-k left to choose from",
             field="mask",

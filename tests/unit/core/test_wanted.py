@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.errors import InvalidInput
-from muster.types import SamplingParams
+from muster.types import Purpose, SamplingParams
 from muster.wanted import check_sampling
 
 
@@ -44,3 +44,7 @@ def test_masks_of_an_episode_have_to_fit_one_message() -> None:
     check_sampling(SamplingParams(top_k=96), tokens_max=65536)
     with pytest.raises(InvalidInput, match="not fit one message"):
         check_sampling(SamplingParams(top_k=97), tokens_max=65536)
+
+
+def test_an_evaluation_may_be_greedy() -> None:
+    check_sampling(SamplingParams(top_k=1), purpose=Purpose.EVALUATE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.types import OutcomeLabel
+from muster.types import Fate, OutcomeLabel
 from services.readybank.assembly import CLOSED, DUPLICATE, NO_SIBLING, OLDER, GroupAssembly
 from services.readybank.events import GroupOpened
 from sim.builders import INFRA, attempt, key, opened, scored, turn
@@ -70,7 +70,7 @@ def test_what_does_not_count_is_refused_by_name() -> None:
     assert group.take(turn(key("g", -1, 0), 0)) == NO_SIBLING
     group.pin((1,))
     assert group.take(turn(key("g", 0, 2), 0)) == CLOSED
-    group.close()
+    group.close(Fate.FILTERED)
     assert group.take(turn(key("g", 0, 1), 5)) == CLOSED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from muster.types import FinishReason, SamplingParams, StepLimit, VerdictStatus
+from muster.types import FinishReason, Purpose, SamplingParams, StepLimit, VerdictStatus
 from services.router import events as e
 from services.router.machine import RouterMachine
 from services.router.rules import RouterRules
@@ -14,9 +14,17 @@ BLOCK = "```bash\necho hi\n```"
 Answer = Callable[[e.RouterCommand], e.RouterEvent | None]
 
 
-def job(name: str = "j", *, groups: int = 1, size: int = 2, max_turns: int = 1) -> e.JobSubmitted:
+def job(
+    name: str = "j",
+    *,
+    groups: int = 1,
+    size: int = 2,
+    max_turns: int = 1,
+    purpose: Purpose = Purpose.TRAIN,
+) -> e.JobSubmitted:
     task = e.TaskInfo("t", "d" * 64, "Do it.", max_turns=max_turns)
-    return e.JobSubmitted(e.JobSpec(name, (task,), groups, size, SamplingParams(), 0.0))
+    spec = e.JobSpec(name, (task,), groups, size, SamplingParams(), 0.0, purpose=purpose)
+    return e.JobSubmitted(spec)
 
 
 class World:
