@@ -30,7 +30,6 @@ from services.router import builders, chat
 from services.router import events as e
 from services.router.adapters.calls import Calls
 from services.router.adapters.durable import Durable, task_info
-from services.router.adapters.evaluations import Evaluations
 from services.router.adapters.restore import TurnUsage
 from services.router.adapters.watching import FleetWatch
 from services.router.config import RouterConfig
@@ -68,7 +67,6 @@ class RouterDriver:
             machine, self._execute, journal, after=self._wake
         )
         rules = machine.rules
-        self._evaluations = Evaluations(durable.redis, durable.streams, calls.replicas)
         self._watch = FleetWatch(registry, calls, rules.run, rules.owner_epoch, self._driver.feed)
 
     # -- running -----------------------------------------------------------------------
@@ -313,10 +311,11 @@ class RouterDriver:
                 value=job,
                 way_out="its groups are trained on: `muster report` tells of them",
             )
-        fleet, run = self._machine.replicas(), self._machine.rules.run
+        fleet, reads = self._machine.replicas(), self._durable.evaluations
         spec = training.spec if training else None
-        header = await self._patiently(lambda: self._evaluations.header(run, found, spec, fleet))
-        return header, await self._patiently(lambda: self._evaluations.groups(job))
+        told = await reads.serving(self._calls.replicas, fleet)
+        header = await self._patiently(lambda: reads.header(found, spec, told))
+        return header, await self._patiently(lambda: reads.groups(job))
 
     async def watch(self, job: str) -> asyncio.Event:
         """An event that is set whenever something may have changed; give it back to unwatch()."""

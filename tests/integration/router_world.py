@@ -39,6 +39,7 @@ class ScriptedReplica(inference_pb2_grpc.InferenceServiceServicer):
     def __init__(self) -> None:
         self.requests: list[inf.GenerateRequest] = []
         self.aborted: list[str] = []
+        self.dtype = "float32"
         self.spoil: Callable[[inf.GenerateRequest], list[inf.GenerateResponse] | None] = (
             lambda request: None
         )
@@ -49,6 +50,10 @@ class ScriptedReplica(inference_pb2_grpc.InferenceServiceServicer):
         self.requests.append(request)
         for part in self.spoil(request) or answer(REPLY):
             yield part
+
+    async def GetReplicaStatus(self, request: Any, context: Any) -> inf.GetReplicaStatusResponse:
+        serving = inf.ServingFingerprint(engine="scripted", dtype=self.dtype)
+        return inf.GetReplicaStatusResponse(serving=serving, fingerprint="scripted")
 
     async def Abort(self, request: inf.AbortRequest, context: Any) -> inf.AbortResponse:
         self.aborted.append(request.request_id)
@@ -164,8 +169,9 @@ async def at_once(request: object) -> None:
 class Router:
     """One running incarnation and the stub to talk to it."""
 
-    def __init__(self, stub: Any, driver: RouterDriver, journal: Path, epoch: int):
+    def __init__(self, stub: Any, driver: RouterDriver, journal: Path, epoch: int, address: str):
         self.stub, self.driver, self.journal, self.epoch = stub, driver, journal, epoch
+        self.address = address
 
 
 @asynccontextmanager
@@ -207,7 +213,8 @@ async def router(
                 rpc.serve("127.0.0.1:0", [(add, servicer)], grace_s=0.1) as server,
                 rpc.channel(server.address) as channel,
             ):
-                yield Router(router_pb2_grpc.RouterServiceStub(channel), driver, path, epoch)
+                stub = router_pb2_grpc.RouterServiceStub(channel)
+                yield Router(stub, driver, path, epoch, server.address)
                 stopping.set()
     finally:
         await calls.close()

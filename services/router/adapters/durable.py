@@ -21,6 +21,7 @@ from muster.taskset import Task, task_from_archive
 from muster.types import EpisodeKey, Segment, StepLimit, job_and_index
 from muster.v1 import events_pb2 as ev
 from services.router import events as e
+from services.router.adapters.evaluations import Evaluations
 from services.router.adapters.payloads import Payloads
 from services.router.adapters.restore import Conversations, Letters, Records, Restorer, TurnUsage
 from services.router.adapters.totals import job_totals
@@ -32,11 +33,12 @@ class Durable:
     """Reads and writes of one router incarnation."""
 
     def __init__(self, client: Redis, streams: RunStreams, *, tasks_cached: int = 256):
-        self.redis, self.streams = client, streams
+        self._redis, self._streams = client, streams
         self._tasks: dict[str, bytes] = {}
         self._tasks_cached = tasks_cached
         self.positions = dict.fromkeys(TAILED, "0")  # last id read, by tailed stream
         self._letters = Letters(streams)
+        self.evaluations = Evaluations(client, streams)
         self.traces: dict[str, str] = {}  # of groups that were recovered
         self._payloads = Payloads()
 
@@ -59,7 +61,7 @@ class Durable:
         retired = (("retired", found[0]), found[1]) if found else None
         entry = _entry("events", key, "opened", event, needs="", unless_bit=retired)
         await failpoints.at("router.open_group.before")
-        await self.streams.append([entry])
+        await self._streams.append([entry])
         await failpoints.at("router.open_group.after")
 
     async def record_intent(
@@ -87,7 +89,7 @@ class Durable:
         entry = _entry("events", key, f"{key.id}#{command.turn}/intent", event)
         await failpoints.at("router.intend.before")
         payload = await self._payloads.turn(segments)
-        await self.streams.append([entry], {intent.payload_key: payload})
+        await self._streams.append([entry], {intent.payload_key: payload})
         await failpoints.at("router.intend.after")
 
     async def record_turn(
@@ -124,7 +126,7 @@ class Durable:
             episode=codec.key_to_pb(key), seq=command.turn, turn_finished=turn
         )
         await failpoints.at("router.record_turn.before")
-        await self.streams.append(
+        await self._streams.append(
             [_entry("events", key, f"{key.id}#{command.turn}", event)], payloads
         )
         await failpoints.at("router.record_turn.after")
@@ -147,7 +149,7 @@ class Durable:
         )
         entry = _entry("events", key, f"{key.id}#restored/{command.repair}", event)
         await failpoints.at("router.restore_box.before")
-        await self.streams.append([entry])
+        await self._streams.append([entry])
         await failpoints.at("router.restore_box.after")
 
     async def record_episode(self, command: e.RecordEpisode) -> None:
@@ -164,7 +166,7 @@ class Durable:
         )
         label = codec.label_to_pb(key, command.label)
         await failpoints.at("router.record_episode.before")
-        await self.streams.append(
+        await self._streams.append(
             [
                 _entry("events", key, f"{key.id}#end", event),
                 _entry("outcomes", key, f"{key.id}#label", label),
@@ -173,7 +175,7 @@ class Durable:
         await failpoints.at("router.record_episode.after")
 
     def _turn_key(self, kind: str, key: EpisodeKey, turn: int) -> str:
-        return self.streams.key(kind, f"{key.id}.{turn}")
+        return self._streams.key(kind, f"{key.id}.{turn}")
 
     async def submit(self, job: e.JobSpec, tasks: Sequence[Task]) -> bool:
         """Make a task set durable; False when the job id was there already."""
@@ -187,10 +189,10 @@ class Durable:
             policy=codec.policy_to_pb(job.policy),
             purpose=codec.purpose_to_pb(job.purpose),
         )
-        payloads = {self.streams.key("task", t.digest): t.archive for t in tasks}
+        payloads = {self._streams.key("task", t.digest): t.archive for t in tasks}
         entry = StreamEntry("jobs", "jobs", job.id, record.SerializeToString())
         await failpoints.at("router.submit.before")
-        new = (await self.streams.append([entry], payloads))[0]
+        new = (await self._streams.append([entry], payloads))[0]
         await failpoints.at("router.submit.after")
         return new
 
@@ -198,7 +200,7 @@ class Durable:
         record = ev.JobRecord(job=job, cancelled=True)
         entry = StreamEntry("jobs", "jobs", f"{job}/cancelled", record.SerializeToString())
         await failpoints.at("router.cancel.before")
-        await self.streams.append([entry])
+        await self._streams.append([entry])
         await failpoints.at("router.cancel.after")
 
     # -- reads -------------------------------------------------------------------------
@@ -208,7 +210,7 @@ class Durable:
         if digest not in self._tasks:
             found: Any
             with reaching_redis():
-                found = await self.redis.get(self.streams.key("task", digest))
+                found = await self._redis.get(self._streams.key("task", digest))
             if found is None:
                 raise NotFound("the task's files are not in Redis", field="digest", value=digest)
             while len(self._tasks) >= self._tasks_cached:
@@ -221,7 +223,7 @@ class Durable:
     ) -> AsyncIterator[e.RouterEvent]:
         """Everything durable, as events: jobs, then fates, then groups."""
         letters, jobs, cancelled = self._letters, dict[str, e.JobSpec](), set[str]()
-        for message in await self.streams.read_all("jobs"):
+        for message in await self._streams.read_all("jobs"):
             record = letters.read(message, _job_record)
             if record is None:
                 continue
@@ -233,7 +235,7 @@ class Durable:
                 yield e.JobSubmitted(jobs[record.job])
         # The counts of retired groups last: one that the bank retires meanwhile is then whole in
         # the records and has its fate, or is counted. Else it would be opened again, or never end.
-        records = await Records.read(self.streams)
+        records = await Records.read(self._streams)
         tailed = [event async for event in self._tailed()]
         retired = dict[str, frozenset[int]]()
         for job in jobs:
@@ -246,7 +248,7 @@ class Durable:
                 over.add(event.group)
             yield event
         restorer = Restorer(
-            self.streams,
+            self._streams,
             letters,
             jobs,
             records,
@@ -265,11 +267,11 @@ class Durable:
     async def _tailed(self) -> AsyncIterator[e.RouterEvent]:
         """Versions, fates and batches; what the bank has trimmed stands in its mark."""
         with reaching_redis():
-            mark: Any = await self.redis.hget(self.streams.key("mark"), "step")
+            mark: Any = await self._redis.hget(self._streams.key("mark"), "step")
         if mark:
             yield e.BatchTrained(int(mark))
         for stream in TAILED:
-            for message in await self.streams.read_all(stream):
+            for message in await self._streams.read_all(stream):
                 self.positions[stream] = message.id
                 event = self._letters.read(message, partial(decode_tailed, message.stream))
                 if event is not None:
@@ -277,12 +279,12 @@ class Durable:
 
     async def _totals(self, job: str) -> e.JobTotals:
         """What the bank counted of groups that are gone: counts and bits of one moment."""
-        key = self.streams.key("retired", job)
+        key = self._streams.key("retired", job)
         with reaching_redis():
-            bits: Any = await self.redis.get(key)
+            bits: Any = await self._redis.get(key)
             while True:
-                found: Any = await self.redis.hgetall(self.streams.key("totals", job))
-                before, bits = bits, await self.redis.get(key)
+                found: Any = await self._redis.hgetall(self._streams.key("totals", job))
+                before, bits = bits, await self._redis.get(key)
                 if bits == before:  # else a group was retired in between
                     break
         return job_totals(job, {k.decode(): int(v) for k, v in found.items()}, bits or b"")
@@ -290,7 +292,7 @@ class Durable:
     async def follow(self) -> list[e.RouterEvent]:
         """What the bank and the trainer appended since; waits a second at most."""
         found: list[e.RouterEvent] = []
-        messages = await self.streams.tail(self.positions)
+        messages = await self._streams.tail(self.positions)
         for message in messages:
             event = self._letters.read(message, partial(decode_tailed, message.stream))
             if event is not None:
@@ -302,7 +304,7 @@ class Durable:
 
     async def mark_read(self) -> None:
         """Say how far the tailed streams were read: the bank trims nothing beyond."""
-        await self.streams.mark_read(self.positions)
+        await self._streams.mark_read(self.positions)
 
     async def _job(self, record: ev.JobRecord) -> e.JobSpec:
         infos = []

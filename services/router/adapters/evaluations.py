@@ -35,8 +35,8 @@ STATES = {
 class Evaluations:
     """Of one run."""
 
-    def __init__(self, redis: Redis, streams: RunStreams, replicas: ReplicaCalls):
-        self._redis, self._streams, self._replicas = redis, streams, replicas
+    def __init__(self, redis: Redis, streams: RunStreams):
+        self._redis, self._streams = redis, streams
 
     async def groups(self, job: str) -> list[ev.EvaluatedGroup]:
         """Those of the job that have ended, in that order; unreadable entries are left out."""
@@ -52,10 +52,10 @@ class Evaluations:
         return groups
 
     async def header(
-        self, run: str, job: Job, training: e.JobSpec | None, fleet: tuple[str, ...]
+        self, job: Job, training: e.JobSpec | None, serving: list[pb.ReplicaServing]
     ) -> pb.EvaluationHeader:
-        """What was asked for, and how it is served. `fleet`: replicas to ask."""
-        spec = job.spec
+        """What was asked for, and what to compare with."""
+        spec, run = job.spec, self._streams.run
         found = pb.EvaluationHeader(
             run=run,
             job=spec.id,
@@ -64,7 +64,7 @@ class Evaluations:
             group_size=spec.group_size,
             submitted_unix_s=spec.submitted_unix_s,
             state=STATES[job.state],
-            serving=await self._serving(fleet),
+            serving=serving,
             run_served_by=map(fingerprint_to_pb, await served.recorded(self._redis, run)),
         )
         if training is not None:
@@ -72,10 +72,13 @@ class Evaluations:
             found.training_sampling.CopyFrom(codec.sampling_to_pb(training.sampling))
         return found
 
-    async def _serving(self, fleet: tuple[str, ...]) -> list[pb.ReplicaServing]:
+    async def serving(
+        self, replicas: ReplicaCalls, fleet: tuple[str, ...]
+    ) -> list[pb.ReplicaServing]:
+        """How those replicas serve, as they say now."""
         async with asyncio.TaskGroup() as tasks:
             asked = {
-                replica: tasks.create_task(self._status(replica), name=f"status-{replica}")
+                replica: tasks.create_task(_status(replicas, replica), name=f"status-{replica}")
                 for replica in sorted(fleet)
             }
         statuses = {replica: task.result() for replica, task in asked.items()}
@@ -89,10 +92,11 @@ class Evaluations:
             if status is not None
         ]
 
-    async def _status(self, replica: str) -> inf.GetReplicaStatusResponse | None:
-        try:
-            with rpc.calling(f"GetReplicaStatus on {replica}"):
-                return await self._replicas.status(replica, timeout_s=_STATUS_S)
-        except MusterError as error:
-            _log.info("%s does not say how it serves: %s", replica, error)
-            return None
+
+async def _status(replicas: ReplicaCalls, replica: str) -> inf.GetReplicaStatusResponse | None:
+    try:
+        with rpc.calling(f"GetReplicaStatus on {replica}"):
+            return await replicas.status(replica, timeout_s=_STATUS_S)
+    except MusterError as error:
+        _log.info("%s does not say how it serves: %s", replica, error)
+        return None
