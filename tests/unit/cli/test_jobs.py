@@ -106,7 +106,7 @@ async def test_who_submits_eval_tasks_is_told_that_they_are_trained_on(
             split=split,
         )
     said = capfd.readouterr()
-    assert ("trains on eval tasks like on any others" in said.err) is noted
+    assert ("is trained on, of eval tasks too" in said.err) is noted
     assert said.out.startswith("job-"), "the name alone, for scripts"
 
 
