@@ -54,6 +54,7 @@ class Facts:
     trained: set[int] = field(default_factory=set)
     step_of: dict[str, int] = field(default_factory=dict)  # group → step of its batch
     versions: dict[int, int] = field(default_factory=dict)  # version → parent
+    published_step: int = 0  # the highest whose version was ever published
     retired: set[str] = field(default_factory=set)
     labels: Counter[str] = field(default_factory=Counter)
 
@@ -149,6 +150,8 @@ class Checks:
             case "versions":
                 record = ev.PolicyVersionRecord.FromString(message.data)
                 parent = self.facts.versions.setdefault(record.version, record.parent)
+                if record.stage == ev.VERSION_STAGE_PUBLISHED:
+                    self.facts.published_step = max(self.facts.published_step, record.step.step)
                 if parent != record.parent:
                     self.problems.append(f"5: version {record.version} has two parents")
 

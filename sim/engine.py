@@ -123,6 +123,7 @@ class Replica(Process):
         self.version, self.serves, self._sent = 0, False, False
         self.owner_epoch = self.trainer_epoch = self._heard_of = 0
         self.block_size = 16
+        self.on_served: Callable[[Replica, int], None] = lambda replica, epoch: None
         self.wedged = self.deaf = False
         self.slower = self.lie = 1.0
         self._comes_old = self._is_old = False
@@ -335,6 +336,7 @@ class Replica(Process):
             self.version, self.serves, self._sent = version, True, True
             self._cache = Cache(self.model.kv_tokens, self.block_size)
             self.engines.served.add(version)
+            self.on_served(self, epoch)
             respond(version)
 
         self.soon(self.world.spread("publish", self.model.publish_s), done)

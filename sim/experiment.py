@@ -25,6 +25,7 @@ from sim.led import Shared
 from sim.models import Model
 from sim.net import Net
 from sim.process import Process
+from sim.publishing import PublicationChecks
 from sim.router import Router, submit
 from sim.states import STATES, States
 from sim.streams import Store
@@ -64,6 +65,7 @@ class Result(Value, frozen=True):
     fenced_calls: int
     replays: int
     lag_max: int
+    overlapped: int
     problem: str = ""
 
 
@@ -93,6 +95,7 @@ class Bench:
         self.checks = Checks(self.shared, model, self.trainer, self.hosts)
         self.shared.problem = self.checks.problems.append
         self.leases = LeaseChecks(self.checks, self.engines)
+        self.publishing = PublicationChecks(self.checks, model, self.trainer, self.replicas)
         self.states = States(self)
         self.world.states, self.world.has = self.states.now, self.states.has
         self.injector = Injector(self.shared, self.trainer, self.hosts, self.states)
@@ -228,5 +231,6 @@ def result_of(bench: Bench, seed: int, faults: int, problem: str) -> Result:
         fenced_calls=sum(host.fenced_calls for host in bench.hosts),
         replays=sum(a.restored for s in facts.siblings.values() for a in s.values()),
         lag_max=bench.leases.lag_max,
+        overlapped=bench.publishing.overlapped,
         problem=problem,
     )

@@ -40,6 +40,7 @@ class Model(Value, frozen=True):
     episode_s: float = 40.0  # in which the model may act
     checkpoint_every: int = 1
     checkpoints_kept: int = 3
+    ahead_max: int = 0  # above 0: training and publication overlap (trainer.loop = "async")
     # replicas and the router's policies
     kv_tokens: int = 1 << 20  # of one replica
     placement: str = "sticky_least_loaded"

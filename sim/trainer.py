@@ -1,8 +1,8 @@
 """The real TrainerMachine with a modelled disk, and a trainer's calls to bank, store and replicas.
 
 Owns: the shell as services/trainer/driver.py has it, and the checkpoints. Promise: a checkpoint
-stands once SaveCheckpoint ended, whatever dies then; what is in memory goes with the process.
-Does not cover: weights (a step is its number).
+stands once SaveCheckpoint ended, whatever dies then; what is in memory goes with the process, the
+snapshots of versions too. Does not cover: weights (a step is its number).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.errors import Fenced, MusterError, Unavailable
 from muster.streams import StreamEntry
+from muster.transfer.newest import Newest
 from muster.types import Value
 from services.readybank import events as e
 from services.trainer import schedule as s
@@ -57,6 +58,9 @@ class Trainer(Led):
         self.machine: s.TrainerMachine | None = None
         self.on_lease: Callable[[e.SendBatch, TrainBatch], None] = lambda sent, batch: None
         self.on_save: Callable[[Checkpoint], None] = lambda checkpoint: None
+        self.on_train: Callable[[int], None] = lambda step: None
+        self.on_publish: Callable[[int], None] = lambda version: None  # begins to be sent
+        self.unpublished: list[int] = []  # made in this life, and their publication has not ended
         self.batches_at: list[tuple[float, int, tuple[str, ...]]] = []  # when, step, tasks
         self.halts: list[str] = []
 
@@ -88,8 +92,12 @@ class Trainer(Led):
         self.shared.announce(self)
         self.streams = ModelStreams(self.store, role="trainer", epoch=self.epoch)
         self.machine = s.TrainerMachine(
-            checkpoint_every=self.model.checkpoint_every, checkpoint_idle_s=10.0
+            checkpoint_every=self.model.checkpoint_every,
+            checkpoint_idle_s=10.0,
+            ahead_max=self.model.ahead_max,
         )
+        self._snapshots: Newest[int] = Newest()
+        self.unpublished = []
         self._batch: TrainBatch | None = None
         self._unsaved: tuple[FrozenBatch, ...] = ()
         self.every(5.0, self._look)
@@ -123,7 +131,13 @@ class Trainer(Led):
             self.lineage = Lineage({0: NO_PARENT}, 0).join(parents)
             self._trained, self._saved = (), ()
             step, record = 0, VersionRecord(0, NO_PARENT, "d0", "base")
+        self._take(record.version)
         self.feed(s.Started(step, record, self.lineage.next_version, self._oldest_kept()))
+
+    def _take(self, version: int) -> None:
+        self._snapshots.keep(version, version)
+        if version not in self.unpublished:
+            self.unpublished.append(version)
 
     def _oldest_kept(self) -> int:
         kept = self.disk[-self.model.checkpoints_kept :]
@@ -137,9 +151,14 @@ class Trainer(Led):
         self._next(list(commands))
 
     def _next(self, commands: list[s.Command]) -> None:
-        """The commands of one answer, one after the other."""
-        if commands:
-            first, rest = commands[0], commands[1:]
+        """The commands of one answer, one after the other; a publication goes on beside them."""
+        if not commands:
+            return
+        first, rest = commands[0], commands[1:]
+        if isinstance(first, s.Publish):
+            self._publish(first)
+            self._next(rest)
+        else:
             self._do(first, lambda event: self._done(event, rest))
 
     def _done(self, event: s.TrainerEvent | None, rest: list[s.Command]) -> None:
@@ -157,8 +176,6 @@ class Trainer(Led):
                 self._acknowledge(command, then)
             case s.RecordVersion():
                 self._record(command.record, then)
-            case s.Publish():
-                self._publish(command, then)
             case s.Halt():
                 self.halts.append(command.problem)
                 self.exit(f"halts: {command.problem}")
@@ -169,6 +186,7 @@ class Trainer(Led):
         """What needs nobody else."""
         match command:
             case s.TrainStep():
+                self.on_train(command.step)
                 wait = self.world.spread("train", self.model.train_s)
                 self.soon(wait, lambda: self._trained_step(command.step, then))
             case s.SealVersion():
@@ -266,7 +284,8 @@ class Trainer(Led):
         dedupe = f"{message.version}/{message.stage}"
         entry = StreamEntry("versions", "versions", dedupe, message.SerializeToString())
         effect = lambda: at_once(self.streams.append([entry]))  # noqa: E731 - one line
-        self.patiently("RecordVersion", effect, lambda _: then(None))
+        done = s.VersionRecorded(record.version, record.stage)
+        self.patiently("RecordVersion", effect, lambda _: then(done))
 
     def _trained_step(self, step: int, then: Then) -> None:
         assert self._batch is not None
@@ -282,6 +301,7 @@ class Trainer(Led):
 
     def _seal(self, command: s.SealVersion, then: Then) -> None:
         self.lineage = self._grown(command.version)
+        self._take(command.version)
         record = VersionRecord(
             command.version,
             command.parent,
@@ -294,6 +314,8 @@ class Trainer(Led):
 
     def _save(self, command: s.SaveCheckpoint, then: Then) -> None:
         self.lineage = self._grown(command.version)
+        if not command.digest:
+            self._take(command.version)
         record = VersionRecord(
             command.version, command.parent, f"d{command.version}", "disk", report=command.report
         )
@@ -305,7 +327,10 @@ class Trainer(Led):
         self.on_save(saved)
         then(s.CheckpointSaved(command.step, record, self._oldest_kept()))
 
-    def _publish(self, command: s.Publish, then: Then) -> None:
+    def _publish(self, command: s.Publish) -> None:
+        """From its snapshot, which must still be there."""
+        assert self._snapshots.of(command.version) == command.version
+        self.on_publish(command.version)
         names = [n for n in self.shared.listed("inference", self) if n not in command.skip]
         left = len(names)
         reports: list[ReplicaReport] = []
@@ -325,7 +350,8 @@ class Trainer(Led):
                 for r in self.shared.of_role("inference")
                 if isinstance(r, Replica)
             )
-            then(s.Published(tuple(reports), serving))
+            self.unpublished = [v for v in self.unpublished if v > command.version]
+            self.feed(s.Published(tuple(reports), serving))
 
         if not names:
             self.soon(0.2, done)

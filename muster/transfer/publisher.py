@@ -1,7 +1,8 @@
 """One policy version from the trainer to every replica: prepare, transfer, verify, commit.
 
-Owns: `publish`, the trainer's whole interface to the engines. Promises: every wait is bounded by
-the settings; a replica that fails costs only itself (its error is in its report, and it was told to
+Owns: `publish`, the trainer's whole interface to the engines. Promises: whatever dies or hangs, all
+is over within `timeout_s` and the moment (`_GRACE_S`) in which replicas are told to drop it; each
+membership has a generation of its own, never used again; a replica that fails costs only itself (its error is in its report, and it was told to
 drop what it had, and to serve nothing if the version is served elsewhere); a replica is reported as
 serving only after it said so. Any trainer may use it.
 Does not cover: which replicas there are (the registry), checkpoints, version records; a replica
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _log = telemetry.logger("muster.transfer")
 _POLL_S, _POLL_SENT_S = 0.05, 0.002  # a replica answers between two steps of its engine
 
+_GRACE_S = 2.0  # after the deadline, for telling those that failed
 STORED = "stored"
 
 Passing = Callable[[str], Awaitable[None]]
@@ -241,7 +243,8 @@ class _Job:
             stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
             try:
                 with rpc.calling(f"abort on {failed.replica}"):
-                    await stub.AbortWeightUpdate(request, timeout=self._settings.call_timeout_s)
+                    limit = min(self._settings.call_timeout_s, max(_GRACE_S, self.left()))
+                    await stub.AbortWeightUpdate(request, timeout=limit)
             except MusterError as error:
                 _log.warning("abort (fence: %s) on %s: %s", fence, failed.replica, error)
 
@@ -377,7 +380,7 @@ class _Link:
             self._job.fenced = error
 
     def _call_s(self) -> float:
-        return self._job._settings.call_timeout_s
+        return min(self._job._settings.call_timeout_s, self._job.left())
 
 
 async def _all(work: Sequence[Any]) -> None:

@@ -133,6 +133,7 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: Checkpo
         retry_first_s=mine.retry_first_s,
         checkpoint_every=mine.checkpoint_every,
         checkpoint_idle_s=mine.checkpoint_idle_s,
+        ahead_max=mine.ahead_max if mine.loop == "async" else 0,
         start_step=mine.start_step,
         advantage=mine.advantage,
         alarms=limits_of(mine),

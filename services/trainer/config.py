@@ -104,6 +104,15 @@ class TrainerConfig(Section):
     """Go back to the checkpoint of this step (0: the first model), once; newer checkpoints are set
     aside. The batches that it has not seen are trained again. Without it: the newest."""
 
+    loop: Literal["sync", "async"] = "sync"
+    """sync: a step is trained when the version before it is published. async: a version is
+    published from its snapshot while the next batch is leased and trained; what may be launched and
+    trained on is bounded by router.lag_max and the ready bank all the same."""
+    ahead_max: int = Field(1, ge=1, le=16)
+    """With trainer.loop "async": no further step is trained while more versions than this have not
+    ended their publication. Versions that are made while another is sent wait for its end; then the
+    newest of them is sent, and those before it never are."""
+
     transport: Literal["gloo", "nccl", "stored", "none"] = "gloo"
     """How weights travel to the engines. none: they do not, versions are only recorded as
     published; for tests with fake engines."""

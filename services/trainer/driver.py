@@ -1,9 +1,10 @@
 """Carries out what the trainer machine decides.
 
-Owns: the event loop of one trainer incarnation. Promise: the commands of one answer are
-carried out in order; a bank or Redis that is away is waited for up to `retry_s`; the door to the
-outside opens once the weights are restored; a stop waits for no worker thread, and the step in
-flight leaves no trace.
+Owns: the event loop of one trainer incarnation. Promise: the commands of one answer are carried out
+in order, and none waits for a publication, which is a task of its own over a snapshot that training
+cannot change; a bank or Redis that is away is waited for up to `retry_s`; the door to the outside
+opens once the weights are restored; a stop waits for no worker thread, and the step in flight
+leaves no trace.
 Does not cover: what comes after what (schedule.py).
 """
 
@@ -11,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from muster import failpoints, telemetry
 from muster.clock import monotonic
@@ -35,7 +36,7 @@ from services.trainer.policy import Policy, Stopped
 from services.trainer.ports import Bank, Fleet, Stage, VersionLog, VersionRecord
 
 T = TypeVar("T")
-EVENTS_MAX = 64  # one task at a time answers, so a handful is ever queued
+EVENTS_MAX = 64  # a few tasks at a time answer, so a handful is ever queued
 _RECORD_POINTS = {
     Stage.TRAINED: ("trainer.record_trained.before", "trainer.record_trained.after"),
     Stage.DURABLE: ("trainer.record_durable.before", "trainer.record_durable.after"),
@@ -55,6 +56,7 @@ class DriverSettings(Value, frozen=True):
     retry_first_s: float = 0.2
     checkpoint_every: int = 1
     checkpoint_idle_s: float = 30.0
+    ahead_max: int = 0
     start_step: int | None = None
     advantage: Estimator = "grpo"
     alarms: AlarmLimits = AlarmLimits()
@@ -77,6 +79,7 @@ class Driver:
         self.machine = s.TrainerMachine(
             checkpoint_every=settings.checkpoint_every,
             checkpoint_idle_s=settings.checkpoint_idle_s,
+            ahead_max=settings.ahead_max,
         )
         self.settings = settings
         self._load, self._store, self._bank = load, store, bank
@@ -90,16 +93,16 @@ class Driver:
         self._unsaved: tuple[FrozenBatch, ...] = ()  # before had not; trained since
         self._policy: Policy
         self._batch: TrainBatch
+        self._tasks = asyncio.TaskGroup()
+        self._side: set[asyncio.Task[None]] = set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set (returns), or something fails for good (raises MusterError)."""
         halt: s.Halt | None = None
-        async with asyncio.TaskGroup() as tasks:
-            side = [
-                tasks.create_task(self._watch_stop(stopping), name="watch-stop"),
-                tasks.create_task(self._watch_replicas(), name="watch-replicas"),
-                tasks.create_task(self._start(), name="start"),
-            ]
+        async with self._tasks:
+            self._begin(self._watch_stop(stopping), "watch-stop")
+            self._begin(self._watch_replicas(), "watch-replicas")
+            self._begin(self._start(), "start")
             try:
                 while halt is None:
                     event = await self._events.get()
@@ -108,14 +111,19 @@ class Driver:
                     self._tell(event, before)
                     halt = next((c for c in commands if isinstance(c, s.Halt)), None)
                     if commands and halt is None:
-                        name = type(commands[-1]).__name__
-                        side = [task for task in side if not task.done()]
-                        side.append(tasks.create_task(self._carry_out(commands), name=name))
+                        self._begin(self._carry_out(commands), type(commands[-1]).__name__)
             finally:
                 self._abort.set()
-                await end(*side)
+                while left := [task for task in self._side if not task.done()]:
+                    await end(*left)  # one that is ending may have begun another
         if halt and halt.problem:
             raise Refused(halt.problem, field="trainer", way_out=halt.way_out)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Beside everything else; it ends with the trainer at the latest."""
+        task = self._tasks.create_task(work, name=name)
+        self._side.add(task)
+        task.add_done_callback(self._side.discard)
 
     async def _watch_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
@@ -169,14 +177,33 @@ class Driver:
             folder, meta = found
             self._policy, self._lineage = self._load(folder), meta.lineage
             self._saved = meta.batches
+            self._take_restored(meta, folder)
             return meta.step, meta.record(folder), self._store.oldest_kept()
         base = self.settings.base
         self._policy = self._load(base)
-        digest = self._fleet.digest(self._policy.engine_state(), 0, NO_PARENT)
+        digest = self._take(0, NO_PARENT)
         return 0, VersionRecord(0, NO_PARENT, digest, str(base)), 0
+
+    def _take(self, version: int, parent: int) -> str:
+        """Snapshot of the live weights, before the next step moves them; its digest."""
+        return self._fleet.take(self._policy.engine_state(), version, parent)
+
+    def _take_restored(self, meta: CheckpointMeta, folder: Path) -> None:
+        digest = self._take(meta.version, meta.parent)
+        if digest != meta.digest:
+            raise Refused(
+                "the restored weights are not those that were saved as this version",
+                field=f"version {meta.version} digest",
+                value=digest,
+                way_out=f"use the trainer.compute that {folder.name} was written with, or go back "
+                "with trainer.start_step",
+            )
 
     async def _carry_out(self, commands: list[s.Command]) -> None:
         for command in commands:
+            if isinstance(command, s.Publish):
+                self._begin(self._publish(command), f"publish-{command.version}")
+                continue
             with telemetry.span(f"trainer.{type(command).__name__}"):
                 try:
                     event = await self._do(command)
@@ -215,7 +242,7 @@ class Driver:
                     _RECORD_POINTS[command.record.stage],
                     lambda: self._versions.append(command.record),
                 )
-                return None
+                return s.VersionRecorded(command.record.version, command.record.stage)
             case s.AcknowledgeBatch():
                 await self._effect(
                     "the ready bank",
@@ -230,17 +257,15 @@ class Driver:
                     lambda: in_daemon(lambda: self._store.prune(command.oldest_kept), "prune"),
                 )
                 return None
-            case s.Publish():
-                return await self._publish(command)
         raise TypeError(f"no such command: {command!r}")
 
-    async def _publish(self, command: s.Publish) -> s.Published:
-        state = self._policy.engine_state()
-        done = await self._retried(
-            "the registry",
-            lambda: self._fleet.publish(state, command.version, command.parent, command.skip),
-        )
-        return s.Published(done.reports, done.serving)
+    async def _publish(self, command: s.Publish) -> None:
+        with telemetry.span("trainer.Publish", version=command.version):
+            done = await self._retried(
+                "the registry",
+                lambda: self._fleet.publish(command.version, command.parent, command.skip),
+            )
+        await self._events.put(s.Published(done.reports, done.serving))
 
     async def _checkpoint(self, command: s.SaveCheckpoint) -> s.CheckpointSaved:
         record = await self._effect(
@@ -268,7 +293,7 @@ class Driver:
 
     def _seal(self, command: s.SealVersion) -> VersionRecord:
         grown = self._grown(command.version)
-        digest = self._fleet.digest(self._policy.engine_state(), command.version, command.parent)
+        digest = self._take(command.version, command.parent)
         self._lineage = grown
         return VersionRecord(
             command.version, command.parent, digest, "", Stage.TRAINED, command.report
@@ -282,9 +307,7 @@ class Driver:
     def _save(self, command: s.SaveCheckpoint) -> VersionRecord:
         """Tried again it has the same effect."""
         grown = self._grown(command.version)
-        digest = command.digest or self._fleet.digest(
-            self._policy.engine_state(), command.version, command.parent
-        )
+        digest = command.digest or self._take(command.version, command.parent)
         meta = CheckpointMeta(
             run=self.settings.run,
             step=command.step,

@@ -48,6 +48,15 @@ class Stage(StrEnum):
     PUBLISHED = "published"
 
 
+class PublicationTimes(Value, frozen=True):
+    """Seconds of one publication: from the version's making until it was begun (another one was
+    under way), from then until it ended, and how long the trainer trained within both."""
+
+    waited_s: float = 0.0
+    took_s: float = 0.0
+    trained_meanwhile_s: float = 0.0
+
+
 class VersionRecord(Value, frozen=True):
     """One entry of the versions stream. `checkpoint` is empty while there is none."""
 
@@ -58,6 +67,7 @@ class VersionRecord(Value, frozen=True):
     stage: Stage = Stage.DURABLE
     report: StepReport | None = None
     publications: tuple[ReplicaReport, ...] = ()
+    times: PublicationTimes = PublicationTimes()
 
 
 class Bank(Protocol):
@@ -108,15 +118,18 @@ class Publication(Value, frozen=True):
 
 
 class Fleet(Protocol):
-    """All inference replicas of the run."""
+    """All inference replicas of the run, and the snapshots that they are sent."""
 
-    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
-        """Name of a set of weights: equal weights, equal digest. Runs in a worker thread."""
+    def take(self, state: dict[str, Any], version: int, parent: int) -> str:
+        """Copy a set of weights as that version, to be published later, whatever is trained in the
+        meantime; its digest: equal weights, equal digest. Runs in a worker thread.
 
-    async def publish(
-        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
-    ) -> Publication:
-        """Bring the weights to every replica that does not serve `version`, but those in `skip`.
+        Kept are the newest two: one may still be under way while the next is made.
+        """
+
+    async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
+        """Bring a version that was taken to every replica that does not serve it, but those in
+        `skip`.
 
         Only Fenced is raised; a replica that fails has its error in its report.
         """

@@ -1,20 +1,26 @@
 """The order of a trainer's life.
 
-Owns: register → lease → train → save → record → acknowledge → publish → lease … Promise: a batch is
-acknowledged only when a checkpoint that contains it is durable; its version is recorded before it
-is published; an old checkpoint is deleted only after the bank has answered a call that named the
-new oldest one. So a crash between any two steps loses nothing and trains nothing twice in the
-lineage of a checkpoint. Does not cover: I/O (driver.py).
+Owns: register → lease → train → save → record → acknowledge → lease …, and beside it the
+publications. Promise: a batch is acknowledged only when a checkpoint that contains it is durable;
+its version is recorded before it is published; an old checkpoint is deleted only after the bank has
+answered a call that named the new oldest one. So a crash between any two steps loses nothing and
+trains nothing twice in the lineage of a checkpoint. Does not cover: I/O (driver.py), what is
+published when (outgoing.py).
 
-    Started ─ RecordVersion, Register ─ Registered ─ [AcknowledgeBatch] ─ Publish ─
-        Published ─ PruneCheckpoints, LeaseBatch
-    BatchLeased ─ TrainStep ─ StepTrained ─ SaveCheckpoint ─ CheckpointSaved ─ RecordVersion,
-        AcknowledgeBatch ─ BatchAcknowledged ─ Publish ─ Published ─ PruneCheckpoints, LeaseBatch
+    Started ─ RecordVersion, Register ─ Registered ─ Publish …, [AcknowledgeBatch], LeaseBatch
+    BatchLeased ─ TrainStep ─ StepTrained ─ SaveCheckpoint ─ CheckpointSaved ─ RecordVersion ─
+        VersionRecorded ─ Publish …, AcknowledgeBatch ─ BatchAcknowledged ─ LeaseBatch
+    … Published ─ RecordVersion, PruneCheckpoints ─ VersionRecorded ─ [Publish …]
+
+A batch is leased and trained while at most `ahead_max` versions have not ended their publication:
+0 (sync): the next step is trained when the last one is published; 1 or more (async): they overlap,
+and a trainer that is quicker than the line waits for it. No batch to lease holds up no publication.
 
 With `checkpoint_every` above 1 the steps between are only sealed: SealVersion ─ VersionSealed ─
-RecordVersion, Publish. A crash goes back to the checkpoint; the bank gives the batches since then
-again, unchanged and in order, and what is made of them has new numbers. When no batch comes for
-`checkpoint_idle_s`, the last step is saved all the same: its groups get their fate.
+RecordVersion ─ VersionRecorded ─ Publish …, LeaseBatch. A crash goes back to the checkpoint; the
+bank gives the batches since then again, unchanged and in order, and what is made of them has new
+numbers. When no batch comes for `checkpoint_idle_s`, the last step is saved all the same: its
+groups get their fate.
 """
 
 from __future__ import annotations
@@ -24,186 +30,74 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from msgspec.structs import replace
-
-from muster.types import Value
-from services.trainer.figures import StepReport
-from services.trainer.lineage import NO_PARENT
-from services.trainer.ports import ReplicaReport, Stage, VersionRecord
-
-
-class Event(Value, frozen=True, tag=True):
-    """What has happened."""
-
-
-class Started(Event, frozen=True):
-    """The newest checkpoint (or the base model: step 0) is loaded.
-
-    `record` is its version record; `next_version` lies above every version of the run;
-    `oldest_kept` is the step of the oldest checkpoint to be kept, 0 while nothing is deleted.
-    """
-
-    step: int
-    record: VersionRecord
-    next_version: int
-    oldest_kept: int = 0
-
-
-class Registered(Event, frozen=True):
-    """The bank knows this incarnation; it leases `next_step` next."""
-
-    next_step: int
-
-
-class BatchLeased(Event, frozen=True):
-    """The frozen batch of `step` is here."""
-
-    step: int
-
-
-class StepTrained(Event, frozen=True):
-    """The weights have moved by one step, in memory."""
-
-    report: StepReport
-
-
-class VersionSealed(Event, frozen=True):
-    """The step's weights have their number and digest, in memory."""
-
-    step: int
-    record: VersionRecord
-
-
-class CheckpointSaved(Event, frozen=True):
-    """The step is durable; `record` names its version. `oldest_kept`: see Started."""
-
-    step: int
-    record: VersionRecord
-    oldest_kept: int = 0
-
-
-class BatchAcknowledged(Event, frozen=True):
-    """The bank has recorded the fates of `step`."""
-
-    step: int
-
-
-class Published(Event, frozen=True):
-    """A publication ended. `serving` counts replicas that serve the current version."""
-
-    reports: tuple[ReplicaReport, ...]
-    serving: int
-
-
-class ServerRestarted(Event, frozen=True):
-    """The server of the streams is another process: it may have lost its newest records."""
-
-
-class ReplicasDue(Event, frozen=True):
-    """Time to look for replicas that have missed the current version."""
-
-
-class StopRequested(Event, frozen=True):
-    """The process is asked to end."""
-
-
-TrainerEvent = (
-    Started
-    | Registered
-    | BatchLeased
-    | StepTrained
-    | VersionSealed
-    | CheckpointSaved
-    | BatchAcknowledged
-    | Published
-    | ServerRestarted
-    | ReplicasDue
-    | StopRequested
+from services.trainer.events import (
+    AcknowledgeBatch,
+    BatchAcknowledged,
+    BatchLeased,
+    CheckpointSaved,
+    Command,
+    Event,
+    Halt,
+    LeaseBatch,
+    PruneCheckpoints,
+    Publish,
+    Published,
+    RecordVersion,
+    Register,
+    Registered,
+    ReplicasDue,
+    SaveCheckpoint,
+    SealVersion,
+    ServerRestarted,
+    Started,
+    StepTrained,
+    StopRequested,
+    TrainerEvent,
+    TrainStep,
+    VersionRecorded,
+    VersionSealed,
 )
+from services.trainer.lineage import NO_PARENT
+from services.trainer.outgoing import MISSED_DUES_MAX, Missed, Outgoing
+from services.trainer.ports import Stage, VersionRecord
 
+__all__ = [
+    "MISSED_DUES_MAX",
+    "AcknowledgeBatch",
+    "BatchAcknowledged",
+    "BatchLeased",
+    "CheckpointSaved",
+    "Command",
+    "Event",
+    "Halt",
+    "LeaseBatch",
+    "Missed",
+    "Phase",
+    "PruneCheckpoints",
+    "Publish",
+    "Published",
+    "RecordVersion",
+    "Register",
+    "Registered",
+    "ReplicasDue",
+    "SaveCheckpoint",
+    "SealVersion",
+    "ServerRestarted",
+    "Started",
+    "StepTrained",
+    "StopRequested",
+    "TrainStep",
+    "TrainerEvent",
+    "TrainerMachine",
+    "VersionRecorded",
+    "VersionSealed",
+]
 
-class Command(Value, frozen=True, tag=True):
-    """What is to be done; the commands of one answer are carried out in order."""
-
-
-class Register(Command, frozen=True):
-    """Fence former trainers, tell the bank what is durable and how far back it may be asked."""
-
-    last_durable_step: int
-    oldest_kept: int = 0
-
-
-class LeaseBatch(Command, frozen=True):
-    """Wait for the batch of `step`."""
-
-    step: int
-
-
-class TrainStep(Command, frozen=True):
-    """Train on the leased batch."""
-
-    step: int
-
-
-class SealVersion(Command, frozen=True):
-    """Name the step's weights; no checkpoint."""
-
-    step: int
-    version: int
-    parent: int
-    report: StepReport
-
-
-class SaveCheckpoint(Command, frozen=True):
-    """Make the step durable as a version: a new one, or the sealed one that has `digest`."""
-
-    step: int
-    version: int
-    parent: int
-    report: StepReport
-    digest: str = ""
-
-
-class RecordVersion(Command, frozen=True):
-    """Append to the versions stream (written once per version and stage)."""
-
-    record: VersionRecord
-
-
-class AcknowledgeBatch(Command, frozen=True):
-    """Tell the bank that `step` and all before it are durable."""
-
-    step: int
-    oldest_kept: int = 0
-
-
-class PruneCheckpoints(Command, frozen=True):
-    """Delete the checkpoints of steps below `oldest_kept`: the bank has been told."""
-
-    oldest_kept: int
-
-
-class Publish(Command, frozen=True):
-    """Bring the current version to every replica that serves another, but those in `skip`."""
-
-    version: int
-    parent: int
-    skip: tuple[str, ...] = ()
-
-
-class Halt(Command, frozen=True):
-    """End the service; an empty `problem` is an orderly end."""
-
-    problem: str = ""
-    way_out: str = ""
-
-
-MISSED_DUES_MAX = 12  # with the default of one ReplicasDue in 5 s: a minute
 RECORDED_MAX = 64  # records that can be written again: more than a second brings about
 
 
 class Phase(StrEnum):
-    """What the trainer is doing."""
+    """What the trainer is doing; `PUBLISHING`: it waits for a publication to end."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -213,30 +107,24 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-class Missed(Value, frozen=True):
-    """A replica that has not taken the current version: how often in a row it was tried, the error
-    of the last try, and at which ReplicasDue it is tried again."""
-
-    tries: int
-    report: ReplicaReport
-    again: int
-
-
 class TrainerMachine:
     """See the module. To be read: `phase`, `step` (last trained one), `record` (its version),
-    `durable` (step of the newest checkpoint), `checkpoint` (its folder), `missed` (by replica).
-    A replica that keeps failing is tried ever more seldom, at last every
-    `MISSED_DUES_MAX` ReplicasDue; a new version is tried at once."""
+    `durable` (step of the newest checkpoint), `checkpoint` (its folder), `outgoing`, `missed` (its
+    replicas that miss the version)."""
 
-    def __init__(self, *, checkpoint_every: int = 1, checkpoint_idle_s: float = 30.0) -> None:
+    def __init__(
+        self, *, checkpoint_every: int = 1, checkpoint_idle_s: float = 30.0, ahead_max: int = 0
+    ) -> None:
         self.phase = Phase.STARTING
         self.step = self.durable = 0
         self.record, self.checkpoint = VersionRecord(0, NO_PARENT, "", ""), ""
-        self._every, self._idle_s = checkpoint_every, checkpoint_idle_s
+        self.outgoing = Outgoing()
+        self._every, self._idle_s, self._ahead_max = checkpoint_every, checkpoint_idle_s, ahead_max
         self._oldest_kept = self._told_oldest = self._pruned = 0
         self._now = self._asked_at = 0.0
-        self.missed: dict[str, Missed] = {}
-        self._next_version, self._dues = 1, 0  # dues: ReplicasDue so far
+        self._trained_s = self._training_since = 0.0  # whole steps; begin of the one in hand
+        self._next_version = 1
+        self._unrecorded: VersionRecord | None = None  # the newest, until it is recorded
         self._recorded: deque[RecordVersion] = deque(maxlen=RECORDED_MAX)
         self._leasing = False  # a lease was asked for and has not come
         self._arrived = 0  # step of a batch that is here and not dealt with
@@ -247,12 +135,17 @@ class TrainerMachine:
             StepTrained: self._on_trained,
             VersionSealed: self._on_sealed,
             CheckpointSaved: self._on_saved,
+            VersionRecorded: self._on_recorded,
             BatchAcknowledged: self._on_acknowledged,
             Published: self._on_published,
             ServerRestarted: self._on_server_restarted,
             ReplicasDue: self._on_replicas_due,
             StopRequested: self._on_stop,
         }
+
+    @property
+    def missed(self) -> dict[str, Missed]:
+        return self.outgoing.missed
 
     def handle(self, event: TrainerEvent, now: float) -> list[Command]:
         """Commands that follow from `event`. `now`: seconds, steady."""
@@ -268,9 +161,13 @@ class TrainerMachine:
         return [RecordVersion(event.record), Register(event.step, event.oldest_kept)]
 
     def _now_durable(self, step: int, record: VersionRecord, oldest_kept: int) -> None:
-        self.step = self.durable = step
-        self.record, self.checkpoint = record, record.checkpoint
+        self.durable, self.checkpoint = step, record.checkpoint
         self._oldest_kept = oldest_kept
+        self._made(step, record)
+
+    def _made(self, step: int, record: VersionRecord) -> None:
+        self.step, self.record, self._unrecorded = step, record, record
+        self._next_version = max(self._next_version, record.version + 1)
 
     def _on_registered(self, event: Registered) -> list[Command]:
         next_step = event.next_step
@@ -282,13 +179,16 @@ class TrainerMachine:
             )
         # Registering tells the bank what is durable; a bank that still asks for it is told so.
         self._told_oldest = self._oldest_kept
-        return [self._acknowledge()] if next_step <= self.step else self._publish()
+        publish = self.outgoing.next(self._now)
+        return [*publish, *([self._acknowledge()] if next_step <= self.step else self._go_on())]
 
     def _acknowledge(self) -> AcknowledgeBatch:
+        self.phase = Phase.SAVING
         return AcknowledgeBatch(self.durable, self._oldest_kept)
 
     def _prune(self) -> list[Command]:
-        """Only what the bank has answered for. After the publication: nothing waits for it."""
+        """Only what the bank has answered for; after a publication, as it may wait and others
+        need not."""
         if self._told_oldest <= self._pruned:
             return []
         self._pruned = self._told_oldest
@@ -300,11 +200,13 @@ class TrainerMachine:
 
     def _on_acknowledged(self, _: BatchAcknowledged) -> list[Command]:
         self._told_oldest = self._oldest_kept
-        return self._publish()
+        prune = self._prune() if self.outgoing.sending is None else []
+        return [*prune, *self._go_on()]
 
     def _on_published(self, event: Published) -> list[Command]:
-        self._note_missed(event.reports)
-        return [*self._record_publication(event), *self._prune(), *self._go_on()]
+        ended = self.outgoing.ended(event, self._now, self._busy_s())
+        then = [*ended, *self._prune()]
+        return [*then, *self._go_on()] if self.phase is Phase.PUBLISHING else then
 
     def _on_server_restarted(self, _: ServerRestarted) -> list[Command]:
         """What is there already stays as it is."""
@@ -313,11 +215,11 @@ class TrainerMachine:
         return again
 
     def _on_replicas_due(self, _: ReplicasDue) -> list[Command]:
-        self._dues += 1
-        if self.phase is not Phase.WAITING:
+        if self.phase is Phase.STARTING:
             return []
-        idle = self._now - self._asked_at >= self._idle_s
-        return self._save_sealed() if idle and self.step > self.durable else self._publish()
+        look = self.outgoing.look(self._now)
+        idle = self.phase is Phase.WAITING and self._now - self._asked_at >= self._idle_s
+        return [*look, *(self._save_sealed() if idle and self.step > self.durable else [])]
 
     def _save_sealed(self) -> list[Command]:
         """Nothing to train on: a good time to make durable what is not."""
@@ -329,71 +231,63 @@ class TrainerMachine:
     def _on_stop(self, _: StopRequested) -> list[Command]:
         return self._halt()
 
-    def _publish(self) -> list[Command]:
-        self.phase = Phase.PUBLISHING
-        return [Publish(self.record.version, self.record.parent, self._skipped())]
-
-    def _skipped(self) -> tuple[str, ...]:
-        return tuple(name for name, known in self.missed.items() if self._dues < known.again)
-
-    def _note_missed(self, reports: tuple[ReplicaReport, ...]) -> None:
-        """One that was tried without a report has gone, or serves the version."""
-        kept = {name: self.missed[name] for name in self._skipped()}
-        for report in reports:
-            if report.error:
-                known = self.missed.get(report.replica)
-                tries = known.tries + 1 if known else 1
-                wait = min(2 ** (tries - 1), MISSED_DUES_MAX)
-                kept[report.replica] = Missed(tries, report, self._dues + wait)
-        self.missed = kept
-
-    def _record_publication(self, event: Published) -> list[Command]:
-        served = any(not report.error for report in event.reports)
-        # Found served by a former incarnation, which may have ended before the record.
-        inherited = event.serving > 0 and self.record.parent != NO_PARENT
-        if not served and not inherited:
-            return []
-        record = replace(self.record, stage=Stage.PUBLISHED, publications=event.reports)
-        return [RecordVersion(record)]
-
     def _go_on(self) -> list[Command]:
-        step, self._arrived = self._arrived, 0
+        """Lease, or train what was leased; unless too many versions are still to be published."""
+        step = self._arrived
+        if 0 < step <= self.durable:
+            self._arrived = 0
+            return [self._acknowledge()]
+        if self.outgoing.behind > self._ahead_max:
+            self.phase = Phase.PUBLISHING
+            return []
         if not step:
             self.phase = Phase.WAITING
             if self._leasing:
                 return []
             self._leasing, self._asked_at = True, self._now
             return [LeaseBatch(self.step + 1)]
-        if step <= self.durable:
-            self.phase = Phase.SAVING
-            return [self._acknowledge()]
         if step != self.step + 1:
             problem = f"the bank leased step {step} after step {self.step}"
             return self._halt(problem, "restart the trainer")
-        self.phase = Phase.TRAINING
+        self._arrived = 0
+        self.phase, self._training_since = Phase.TRAINING, self._now
         return [TrainStep(step)]
+
+    def _busy_s(self) -> float:
+        """Seconds trained so far."""
+        training = self.phase is Phase.TRAINING
+        return self._trained_s + (self._now - self._training_since if training else 0.0)
 
     def _on_trained(self, event: StepTrained) -> list[Command]:
         report = event.report
+        self._trained_s = self._busy_s()
         self.phase = Phase.SAVING
         due = report.step - self.durable >= self._every
         make = SaveCheckpoint if due else SealVersion
         return [make(report.step, self._next_version, self.record.version, report)]
 
     def _on_sealed(self, event: VersionSealed) -> list[Command]:
-        self.step, self.record = event.step, event.record
-        self._new_version()
-        return [RecordVersion(event.record), *self._publish()]
+        self._made(event.step, event.record)
+        return [RecordVersion(event.record)]
 
     def _on_saved(self, event: CheckpointSaved) -> list[Command]:
         self._now_durable(event.step, event.record, event.oldest_kept)
-        self._new_version()
-        return [RecordVersion(event.record), self._acknowledge()]
+        return [RecordVersion(event.record)]
 
-    def _new_version(self) -> None:
-        if self.record.version >= self._next_version:
-            self._next_version = self.record.version + 1
-            self.missed = {}
+    def _on_recorded(self, event: VersionRecorded) -> list[Command]:
+        """Of a version that is new here, or that has become durable; the others stand already."""
+        record = self._unrecorded
+        if event.stage is Stage.PUBLISHED:
+            return self.outgoing.recorded(event.version, self._now)
+        if record is None or (record.version, record.stage) != (event.version, event.stage):
+            return []
+        self._unrecorded = None
+        self.outgoing.made(record, self._now, self._busy_s())
+        if self.phase is Phase.STARTING:
+            return []  # Register follows
+        publish = self.outgoing.next(self._now)
+        durable = record.stage is Stage.DURABLE
+        return [*publish, *([self._acknowledge()] if durable else self._go_on())]
 
     def _halt(self, problem: str = "", way_out: str = "") -> list[Command]:
         self.phase = Phase.STOPPED

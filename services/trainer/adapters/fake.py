@@ -100,16 +100,14 @@ class UnsentFleet:
         self._registry = registry
         self._served: tuple[int, frozenset[str]] = (0, frozenset())
 
-    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
+    def take(self, state: dict[str, Any], version: int, parent: int) -> str:
         """See ports.Fleet."""
         del version, parent
         return _digest(state)
 
-    async def publish(
-        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
-    ) -> Publication:
+    async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
         """See ports.Fleet."""
-        del state, parent, skip
+        del parent, skip
         with reaching_redis():
             there = frozenset(e.id for e in await self._registry.list("inference"))
         before, served = self._served

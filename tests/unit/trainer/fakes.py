@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from muster.errors import Refused, Unavailable
+from muster.transfer.newest import Newest
 from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.ports import (
     KnownVersion,
@@ -94,23 +95,30 @@ class FakeVersionLog:
 
 
 class FakeFleet:
-    """Replicas that take any version; `failing` ones report an error."""
+    """Replicas that take any version; `failing` ones report an error. `line` is set while versions
+    pass."""
 
     def __init__(self, *names: str):
         self.serving = dict.fromkeys(names, 0)
         self.failing: set[str] = set()
         self.published: list[int] = []
+        self.begun: list[int] = []
+        self.line = asyncio.Event()
+        self.line.set()
+        self._taken: Newest[str] = Newest()
 
-    def digest(self, state: dict[str, Any], version: int, parent: int) -> str:
+    def take(self, state: dict[str, Any], version: int, parent: int) -> str:
         """See ports.Fleet."""
-        del version, parent
+        del parent
+        self._taken.keep(version, str(state))
         return str(state)
 
-    async def publish(
-        self, state: dict[str, Any], version: int, parent: int, skip: Collection[str] = ()
-    ) -> Publication:
+    async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
         """See ports.Fleet."""
-        del state, parent
+        del parent
+        self._taken.of(version)
+        self.begun.append(version)
+        await self.line.wait()
         served = self.serving.items()
         stale = [name for name, at in served if at != version and name not in skip]
         reports = []

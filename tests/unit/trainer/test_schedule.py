@@ -10,15 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from services.trainer import schedule as s
-from services.trainer.figures import StepFigures, StepReport
-from services.trainer.lineage import NO_PARENT
 from services.trainer.ports import ReplicaReport, Stage, VersionRecord
-
-BASE = VersionRecord(0, NO_PARENT, "digest-0", "base")
-
-
-def report(step: int) -> StepReport:
-    return StepReport(step, StepFigures(), 10, 4, 1, 2, 0, 0.0)
+from tests.unit.trainer.machines import BASE, begun, report, seal, waiting
 
 
 class Killed(Exception):
@@ -69,6 +62,7 @@ class World:
                 self.checkpoints = [c for c in self.checkpoints if c[0] >= oldest]
             case s.RecordVersion(record=record):
                 self.records.setdefault((record.version, record.stage), record)
+                return s.VersionRecorded(record.version, record.stage)
             case s.Register(last_durable_step=step):
                 self.tell(step, command.oldest_kept)
                 return s.Registered(step + 1)
@@ -131,8 +125,8 @@ def test_one_step_in_order() -> None:
         "TrainStep",
         "SaveCheckpoint",
         "RecordVersion",
-        "AcknowledgeBatch",
         "Publish",
+        "AcknowledgeBatch",
         "RecordVersion",
         "LeaseBatch",
     ]
@@ -190,15 +184,12 @@ def test_steps_between_checkpoints_are_published_and_not_acknowledged() -> None:
 
 def sealed() -> s.TrainerMachine:
     """A machine that waits, at 100 s, after a step that is in no checkpoint."""
-    machine = s.TrainerMachine(checkpoint_every=4, checkpoint_idle_s=10.0)
-    machine.handle(s.Started(0, BASE, 1), 0.0)
-    machine.handle(s.Registered(1), 0.0)
+    machine = begun(checkpoint_every=4)
     machine.handle(s.Published((), 1), 0.0)
     machine.handle(s.BatchLeased(1), 0.0)
-    machine.handle(s.StepTrained(report(1)), 0.0)
-    record = VersionRecord(1, 0, "digest", "", Stage.TRAINED, report(1))
-    machine.handle(s.VersionSealed(1, record), 0.0)
+    assert seal(machine, 1) == [s.Publish(1, 0)]
     machine.handle(s.Published((), 1), 100.0)
+    machine.handle(s.VersionRecorded(1, Stage.PUBLISHED), 100.0)
     return machine
 
 
@@ -206,23 +197,26 @@ def test_without_a_next_batch_the_last_step_is_saved_as_the_version_it_is() -> N
     machine = sealed()
     assert machine.handle(s.ReplicasDue(), 109.0) == [s.Publish(1, 0)]
     machine.handle(s.Published((), 1), 109.5)
-    (save,) = machine.handle(s.ReplicasDue(), 110.0)
-    assert save == s.SaveCheckpoint(1, 1, 0, report(1), "digest")
-    saved = VersionRecord(1, 0, "digest", "folder", report=report(1))
-    assert machine.handle(s.CheckpointSaved(1, saved), 110.0)[-1] == s.AcknowledgeBatch(1)
-    machine.handle(s.BatchAcknowledged(1), 110.0)
-    machine.handle(s.Published((), 1), 110.0)
-    assert machine.handle(s.ReplicasDue(), 130.0) == [s.Publish(1, 0)]
+    machine.handle(s.VersionRecorded(1, Stage.PUBLISHED), 109.5)
+    look, save = machine.handle(s.ReplicasDue(), 110.0)
+    assert look == s.Publish(1, 0)
+    assert save == s.SaveCheckpoint(1, 1, 0, report(1), "d1")
+    saved = VersionRecord(1, 0, "d1", "folder", report=report(1))
+    assert machine.handle(s.CheckpointSaved(1, saved), 110.0) == [s.RecordVersion(saved)]
+    then = machine.handle(s.VersionRecorded(1, Stage.DURABLE), 110.0)
+    assert then == [s.AcknowledgeBatch(1)]  # it is published already
+    assert machine.handle(s.BatchAcknowledged(1), 110.0) == []  # the lease still stands
+    assert machine.phase is s.Phase.WAITING
 
 
 def test_a_batch_that_comes_while_the_last_step_is_saved_is_trained_after_it() -> None:
     machine = sealed()
     machine.handle(s.ReplicasDue(), 110.0)
     assert machine.handle(s.BatchLeased(2), 110.0) == []
-    saved = VersionRecord(1, 0, "digest", "folder", report=report(1))
+    saved = VersionRecord(1, 0, "d1", "folder", report=report(1))
     machine.handle(s.CheckpointSaved(1, saved), 111.0)
-    machine.handle(s.BatchAcknowledged(1), 111.0)
-    assert machine.handle(s.Published((), 1), 111.0)[-1] == s.TrainStep(2)
+    machine.handle(s.VersionRecorded(1, Stage.DURABLE), 111.0)
+    assert machine.handle(s.BatchAcknowledged(1), 111.0) == [s.TrainStep(2)]
 
 
 def test_an_old_checkpoint_goes_only_after_the_bank_has_answered() -> None:
@@ -230,42 +224,41 @@ def test_an_old_checkpoint_goes_only_after_the_bank_has_answered() -> None:
     machine.handle(s.BatchLeased(4), 0.0)
     machine.handle(s.StepTrained(report(4)), 0.0)
     record = VersionRecord(4, 3, "d", "c")
-    saved = machine.handle(s.CheckpointSaved(4, record, oldest_kept=2), 0.0)
-    assert saved == [s.RecordVersion(record), s.AcknowledgeBatch(4, 2)]
-    machine.handle(s.BatchAcknowledged(4), 0.0)
-    then = machine.handle(s.Published((), 1), 0.0)
-    assert then[-2:] == [s.PruneCheckpoints(2), s.LeaseBatch(5)]
+    machine.handle(s.CheckpointSaved(4, record, oldest_kept=2), 0.0)
+    then = machine.handle(s.VersionRecorded(4, Stage.DURABLE), 0.0)
+    assert then == [s.Publish(4, 3), s.AcknowledgeBatch(4, 2)]
+    published = machine.handle(s.Published((), 1), 0.0)
+    assert [type(c) for c in published] == [s.RecordVersion]  # no answer yet
+    then = machine.handle(s.BatchAcknowledged(4), 0.0)
+    assert then == [s.PruneCheckpoints(2), s.LeaseBatch(5)]
+
+
+def test_while_a_version_is_sent_no_lease_waits_for_a_deletion() -> None:
+    machine = waiting(step=3, ahead_max=1)
+    machine.handle(s.BatchLeased(4), 0.0)
+    machine.handle(s.StepTrained(report(4)), 0.0)
+    machine.handle(s.CheckpointSaved(4, VersionRecord(4, 3, "d", "c"), oldest_kept=2), 0.0)
+    machine.handle(s.VersionRecorded(4, Stage.DURABLE), 0.0)
+    assert machine.handle(s.BatchAcknowledged(4), 0.0) == [s.LeaseBatch(5)]
+    assert machine.handle(s.Published((), 1), 0.0)[-1] == s.PruneCheckpoints(2)
 
 
 def test_a_deletion_that_a_crash_left_out_follows_the_registration() -> None:
-    machine = s.TrainerMachine()
-    record = VersionRecord(4, 3, "d", "c")
-    assert machine.handle(s.Started(4, record, 5, oldest_kept=2), 0.0)[-1] == s.Register(4, 2)
-    machine.handle(s.Registered(5), 0.0)
+    machine = begun(VersionRecord(4, 3, "d", "c"), step=4, oldest=2)
     assert s.PruneCheckpoints(2) in machine.handle(s.Published((), 1), 0.0)
-
-
-def waiting(step: int = 0) -> s.TrainerMachine:
-    """A machine that waits for a lease after `step`."""
-    machine = s.TrainerMachine()
-    record = VersionRecord(step, step - 1, "d", "c")
-    machine.handle(s.Started(step, record, step + 1), 0.0)
-    machine.handle(s.Registered(step + 1), 0.0)
-    assert machine.handle(s.Published((), 1), 0.0)[-1] == s.LeaseBatch(step + 1)
-    return machine
 
 
 def test_a_batch_that_the_checkpoint_contains_is_only_acknowledged() -> None:
     machine = waiting(step=3)
     assert machine.handle(s.BatchLeased(3), 0.0) == [s.AcknowledgeBatch(3)]
-    machine.handle(s.BatchAcknowledged(3), 0.0)
-    assert machine.handle(s.Published((), 1), 0.0)[-1] == s.LeaseBatch(4)
+    assert machine.handle(s.BatchAcknowledged(3), 0.0)[-1] == s.LeaseBatch(4)
 
 
 def test_a_bank_that_still_asks_for_the_last_step_is_told_that_it_is_durable() -> None:
     machine = s.TrainerMachine()
     machine.handle(s.Started(3, VersionRecord(3, 2, "d", "c"), 4), 0.0)
-    assert machine.handle(s.Registered(3), 0.0) == [s.AcknowledgeBatch(3)]
+    machine.handle(s.VersionRecorded(3, Stage.DURABLE), 0.0)
+    assert machine.handle(s.Registered(3), 0.0) == [s.Publish(3, 2), s.AcknowledgeBatch(3)]
 
 
 def test_a_bank_ahead_of_the_checkpoint_stops_the_trainer() -> None:
@@ -284,16 +277,34 @@ def test_a_replica_that_missed_the_version_is_brought_up_while_waiting() -> None
     assert machine.phase is s.Phase.WAITING
 
 
-def test_a_batch_that_comes_during_a_publication_is_trained_after_it() -> None:
+def test_a_replica_that_joins_while_a_step_is_trained_is_brought_up_then() -> None:
+    machine = waiting(step=2)
+    machine.handle(s.BatchLeased(3), 0.0)
+    assert machine.handle(s.ReplicasDue(), 0.0) == [s.Publish(2, 1)]
+    assert machine.handle(s.ReplicasDue(), 5.0) == []  # one at a time
+    assert machine.phase is s.Phase.TRAINING
+
+
+def test_a_batch_that_comes_during_a_resend_is_trained_at_once() -> None:
     machine = waiting(step=0)
     machine.handle(s.ReplicasDue(), 0.0)
-    assert machine.handle(s.BatchLeased(1), 0.0) == []
-    assert machine.handle(s.Published((), 0), 0.0) == [s.TrainStep(1)]
+    assert machine.handle(s.BatchLeased(1), 0.0) == [s.TrainStep(1)]
 
 
-def test_replicas_are_left_alone_while_the_weights_move() -> None:
-    machine = waiting(step=0)
+def test_a_version_made_during_a_resend_is_sent_after_it() -> None:
+    machine = waiting(step=0, checkpoint_every=4)
     machine.handle(s.BatchLeased(1), 0.0)
+    machine.handle(s.ReplicasDue(), 0.0)
+    assert seal(machine, 1) == []
+    assert machine.phase is s.Phase.PUBLISHING
+    failed = s.Published((ReplicaReport("late", error="gone"),), serving=1)
+    assert machine.handle(failed, 0.0) == [s.Publish(1, 0)]  # and the late one is not skipped
+    assert machine.handle(s.Published((), 2), 0.0)[-1] == s.LeaseBatch(2)
+
+
+def test_nothing_is_sent_before_the_trainer_is_registered() -> None:
+    machine = s.TrainerMachine()
+    machine.handle(s.Started(0, BASE, 1), 0.0)
     assert machine.handle(s.ReplicasDue(), 0.0) == []
 
 
@@ -305,9 +316,7 @@ def test_a_version_that_nobody_took_is_not_recorded_as_published() -> None:
 
 
 def test_a_new_version_lies_above_every_version_of_the_run() -> None:
-    machine = s.TrainerMachine()
-    machine.handle(s.Started(1, VersionRecord(1, 0, "d", "c"), next_version=7), 0.0)
-    machine.handle(s.Registered(2), 0.0)
+    machine = begun(VersionRecord(1, 0, "d", "c"), step=1, next_version=7)
     machine.handle(s.Published((), 1), 0.0)
     machine.handle(s.BatchLeased(2), 0.0)
     (save,) = machine.handle(s.StepTrained(report(2)), 0.0)
@@ -318,43 +327,6 @@ def test_after_a_stop_nothing_follows() -> None:
     machine = waiting()
     assert machine.handle(s.StopRequested(), 0.0) == [s.Halt()]
     assert machine.handle(s.BatchLeased(1), 0.0) == []
-
-
-def failing(machine: s.TrainerMachine, *replicas: str) -> list[s.Command]:
-    reports = tuple(ReplicaReport(name, error="not a child of -1") for name in replicas)
-    return machine.handle(s.Published(reports, serving=0), 0.0)
-
-
-def waiting_at_base() -> s.TrainerMachine:
-    machine = s.TrainerMachine()
-    machine.handle(s.Started(0, BASE, 5), 0.0)
-    assert machine.handle(s.Registered(1), 0.0) == [s.Publish(0, NO_PARENT)]
-    return machine
-
-
-def test_a_replica_that_keeps_failing_is_tried_ever_more_seldom() -> None:
-    machine = waiting_at_base()
-    failing(machine, "a")
-    tried_at = []
-    for due in range(1, 61):
-        (publish,) = machine.handle(s.ReplicasDue(), 0.0)
-        assert isinstance(publish, s.Publish)
-        tried = "a" not in publish.skip
-        if tried:
-            tried_at.append(due)
-        failing(machine, *(["a"] if tried else []))
-    assert tried_at == [1, 3, 7, 15, 27, 39, 51]
-    assert machine.missed["a"].tries == 8
-
-
-def test_a_new_version_is_tried_at_once_and_success_is_forgotten() -> None:
-    machine = waiting_at_base()
-    failing(machine, "a", "b")
-    machine.handle(s.ReplicasDue(), 0.0)
-    failing(machine, "b")  # a took it
-    assert set(machine.missed) == {"b"}
-    machine.handle(s.CheckpointSaved(1, VersionRecord(5, 0, "d", "c")), 0.0)
-    assert machine.handle(s.BatchAcknowledged(1), 0.0) == [s.Publish(5, 0)]
 
 
 def test_a_server_that_was_restarted_gets_every_record_again_however_often() -> None:
