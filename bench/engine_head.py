@@ -30,6 +30,8 @@ from typing import Any, Literal
 import torch
 
 from bench import _results
+from muster.layout import lay_out
+from muster.leased import Trajectory
 from muster.model import ensure_model
 from muster.types import (
     Outcome,
@@ -48,8 +50,6 @@ from services.router.events import Message
 from services.trainer.adapters.model_files import load_model
 from services.trainer.adapters.torch_forward import Scorer
 from services.trainer.adapters.torch_head import HeadSettings
-from services.trainer.batch import Trajectory
-from services.trainer.layout import lay_out
 from services.trainer.packing import pack
 
 TEMPERATURE = 0.7

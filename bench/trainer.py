@@ -30,12 +30,12 @@ import torch
 
 from bench import _results
 from muster.clock import monotonic
+from muster.layout import Sequence
+from muster.leased import BatchMember, FrozenBatch, TrainBatch, Trajectory
 from muster.model import ensure_model
 from muster.types import Outcome, OutcomeLabel, SamplingParams, Segment, SegmentKind, VersionSpan
 from services.trainer.adapters.model_files import load_model
 from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
-from services.trainer.batch import BatchMember, FrozenBatch, TrainBatch, Trajectory
-from services.trainer.layout import Sequence
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import StepPlan, plan_step
 

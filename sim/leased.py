@@ -7,9 +7,9 @@ the streams (checks.py).
 
 from __future__ import annotations
 
+from muster.leased import TrainBatch, Trajectory
 from muster.types import Segment, SegmentKind
 from services.readybank import events as e
-from services.trainer.batch import TrainBatch, Trajectory
 from services.trainer.lineage import trajectory_lag
 from sim.checks import Checks
 from sim.engine import Engines

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from muster.bank_calls import batch_from_pb
 from muster.errors import Fenced, MusterError, Unavailable
+from muster.leased import FrozenBatch, TrainBatch
 from muster.streams import StreamEntry
 from muster.transfer.newest import Newest
 from muster.types import Value
 from services.readybank import events as e
 from services.trainer import schedule as s
-from services.trainer.adapters.bank import batch_from_pb
 from services.trainer.adapters.version_log import RedisVersionLog, record_to_pb
-from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.ports import ReplicaReport, Stage, VersionRecord
@@ -131,10 +131,10 @@ class Trainer(Led):
             self.lineage = Lineage({0: NO_PARENT}, 0).join(parents)
             self._trained, self._saved = (), ()
             step, record = 0, VersionRecord(0, NO_PARENT, "d0", "base")
-        self._take(record.version)
+        self._snapshot(record.version)
         self.feed(s.Started(step, record, self.lineage.next_version, self._oldest_kept()))
 
-    def _take(self, version: int) -> None:
+    def _snapshot(self, version: int) -> None:
         self._snapshots.keep(version, version)
         if version not in self.unpublished:
             self.unpublished.append(version)
@@ -301,7 +301,7 @@ class Trainer(Led):
 
     def _seal(self, command: s.SealVersion, then: Then) -> None:
         self.lineage = self._grown(command.version)
-        self._take(command.version)
+        self._snapshot(command.version)
         record = VersionRecord(
             command.version,
             command.parent,
@@ -315,7 +315,7 @@ class Trainer(Led):
     def _save(self, command: s.SaveCheckpoint, then: Then) -> None:
         self.lineage = self._grown(command.version)
         if not command.digest:
-            self._take(command.version)
+            self._snapshot(command.version)
         record = VersionRecord(
             command.version, command.parent, f"d{command.version}", "disk", report=command.report
         )

@@ -88,6 +88,12 @@ def up(
         bool,
         typer.Option("--standby", help="A second router and bank that take over at once."),
     ] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SERVICE", help="Not this one: `trainer` where yours trains; may be repeated."
+        ),
+    ] = None,
     allow_volatile: Volatile = False,
     as_json: Json = False,
 ) -> None:
@@ -100,6 +106,7 @@ def up(
             dry_run=dry_run,
             as_json=as_json,
             standby=standby,
+            without=without or (),
             allow_volatile=allow_volatile,
         )
     )

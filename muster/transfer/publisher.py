@@ -2,9 +2,10 @@
 
 Owns: `publish`, the trainer's whole interface to the engines. Promises: whatever dies or hangs, all
 is over within `timeout_s` and the moment (`_GRACE_S`) in which replicas are told to drop it; each
-membership has a generation of its own, never used again; a replica that fails costs only itself (its error is in its report, and it was told to
-drop what it had, and to serve nothing if the version is served elsewhere); a replica is reported as
-serving only after it said so. Any trainer may use it.
+membership has a generation of its own, never used again; a replica that fails costs only itself
+(its error is in its report, and it was told to drop what it had, and to serve nothing if the
+version is served elsewhere); a replica is reported as serving only after it said so. Any trainer
+may use it.
 Does not cover: which replicas there are (the registry), checkpoints, version records; a replica
 that cannot be reached cannot be told: it goes on with its old version until a publication finds it.
 """

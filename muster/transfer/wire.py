@@ -11,6 +11,7 @@ from muster.transfer.arriving import Source
 from muster.transfer.group import GroupSpec
 from muster.transfer.manifest import Manifest, TensorSpec, checked
 from muster.transfer.stored import StoredSpec
+from muster.v1 import events_pb2 as ev
 from muster.v1 import inference_pb2 as pb
 
 
@@ -76,3 +77,9 @@ def source_from_pb(request: pb.PrepareWeightUpdateRequest) -> Source:
         value="",
         way_out="name a group or a stored version",
     )
+
+
+def report_to_pb(report: object) -> ev.PublicationReport:
+    """How a replica took a version, from a carrier that has the fields of the message."""
+    names = [field.name for field in ev.PublicationReport.DESCRIPTOR.fields]
+    return ev.PublicationReport(**{name: getattr(report, name) for name in names})

@@ -82,7 +82,7 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
 
 async def _take_over(redis: Redis, run: str, mine: TrainerConfig, store: CheckpointStore) -> int:
     """This trainer's epoch; the folder is this process's own, and every former trainer fenced."""
-    from services.trainer.adapters.epoch import take_epoch
+    from muster.trainer_epoch import take_epoch
     from services.trainer.adapters.retry import retried
 
     patience = {"retry_s": mine.retry_s, "first_s": mine.retry_first_s}
@@ -115,8 +115,8 @@ def _store(config: Config, mine: TrainerConfig, base: Path) -> CheckpointStore:
 
 
 def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: CheckpointStore) -> Driver:
+    from muster.bank_calls import GrpcBank
     from muster.registry import Registry
-    from services.trainer.adapters.bank import GrpcBank
     from services.trainer.adapters.version_log import RedisVersionLog
     from services.trainer.alarms import limits_of
     from services.trainer.config import TrainerConfig

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from muster import failpoints, telemetry
+from muster.advantage import Estimator
 from muster.clock import monotonic
 from muster.errors import Refused, Unavailable
+from muster.leased import FrozenBatch, TrainBatch
 from muster.tasks import end
 from muster.types import Value
 from services.trainer import schedule as s
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.adapters.retry import retried
 from services.trainer.adapters.worker import in_daemon
-from services.trainer.advantage import Estimator
 from services.trainer.alarms import AlarmLimits, alarms
-from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import plan_step, report_step

@@ -10,8 +10,8 @@ and episodes of the abandoned one are still of this run.
 from __future__ import annotations
 
 from muster.errors import InvalidInput
+from muster.leased import Trajectory
 from muster.types import Value
-from services.trainer.batch import Trajectory
 
 NO_PARENT = -1
 """Parent of version 0, the model that the run began with."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence as Many
 
 from msgspec.structs import replace
 
+from muster.layout import UNRECORDED, Sequence
 from muster.types import RoutedExperts, Value
-from services.trainer.layout import UNRECORDED, Sequence
 
 TRUNK = -1
 """Branch number of tokens that all branches of a tree see."""

@@ -7,11 +7,11 @@ Does not cover: the forward pass (adapters), the order of steps (schedule.py).
 
 from __future__ import annotations
 
+from muster.advantage import Credit, Estimator, assign_credit
+from muster.layout import Sequence, lay_out
+from muster.leased import TrainBatch
 from muster.types import Value
-from services.trainer.advantage import Credit, Estimator, assign_credit
-from services.trainer.batch import TrainBatch
 from services.trainer.figures import StepFigures, StepReport
-from services.trainer.layout import Sequence, lay_out
 from services.trainer.lineage import Lineage, trajectory_lag
 
 

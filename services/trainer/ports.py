@@ -11,16 +11,10 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from muster.bank_calls import Registration as Registration
+from muster.leased import FrozenBatch, TrainBatch
 from muster.types import Value
-from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.figures import StepReport
-
-
-class Registration(Value, frozen=True):
-    """The bank's answer to a new trainer incarnation."""
-
-    next_step: int
-    steps_unseen: tuple[int, ...]
 
 
 class ReplicaReport(Value, frozen=True):

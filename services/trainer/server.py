@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.transfer.wire import report_to_pb
 from muster.v1 import trainer_pb2 as pb
 from muster.v1.trainer_pb2_grpc import TrainerServiceServicer
-from services.trainer.adapters.version_log import record_to_pb, replica_to_pb
+from services.trainer.adapters.version_log import record_to_pb
 from services.trainer.driver import Driver
 from services.trainer.schedule import Phase
 
@@ -34,7 +35,7 @@ class TrainerServicer(TrainerServiceServicer):
         of the replicas that have not taken the version, with the error of the newest try."""
         machine = self._driver.machine
         last = record_to_pb(machine.record)
-        last.publications.extend(replica_to_pb(m.report) for m in machine.missed.values())
+        last.publications.extend(report_to_pb(m.report) for m in machine.missed.values())
         return pb.GetTrainerStatusResponse(
             phase=_PHASES[machine.phase],
             trainer_epoch=self._driver.settings.epoch,

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from muster.layout import Sequence, lay_out
+from muster.leased import Trajectory
 from muster.types import Outcome, OutcomeLabel, SamplingParams, Segment
 from services.trainer.adapters.model_files import load_model
 from services.trainer.adapters.torch_forward import Scorer
 from services.trainer.adapters.torch_head import HeadSettings
-from services.trainer.batch import Trajectory
-from services.trainer.layout import Sequence, lay_out
 from services.trainer.packing import pack
 
 

@@ -9,14 +9,14 @@ import pytest
 from redis.asyncio import Redis
 
 from muster import codec, segment_codec
+from muster.layout import Sequence, lay_out
+from muster.leased import Trajectory
 from muster.payload import unpacked
 from muster.segment_codec import UNRECORDED
 from muster.streams import RunStreams
 from muster.types import Outcome, OutcomeLabel, RoutedExperts, SamplingMask, SamplingParams, Segment
 from muster.v1 import common_pb2 as pb
 from muster.v1 import inference_pb2 as inf
-from services.trainer.batch import Trajectory
-from services.trainer.layout import Sequence, lay_out
 from tests.integration.router_world import fleet, router
 from tests.integration.test_router import complete, events, until
 from tests.integration.test_router_resume import TURNS, submission, talkative

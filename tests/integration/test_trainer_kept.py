@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
+from muster.bank_calls import GrpcBank
 from muster.registry import Registry
 from muster.streams import RunStreams, next_epoch
-from services.trainer.adapters.bank import GrpcBank
+from muster.trainer_epoch import take_epoch
 from services.trainer.adapters.checkpoint import CheckpointStore
-from services.trainer.adapters.epoch import take_epoch
 from services.trainer.adapters.fake import FakePolicy
 from services.trainer.adapters.version_log import RedisVersionLog
 from services.trainer.driver import Driver, DriverSettings

@@ -10,9 +10,9 @@ import pytest
 
 from muster.errors import Unavailable
 from muster.streams import connect
+from muster.trainer_epoch import take_epoch
 from services.trainer.__main__ import _take_over
 from services.trainer.adapters.checkpoint import CheckpointStore
-from services.trainer.adapters.epoch import take_epoch
 from services.trainer.config import TrainerConfig
 from tests.integration import redis_own
 from tests.integration.redis_own import OwnServer

@@ -36,6 +36,7 @@ CALLS = {"open", "print", "input", "exec", "eval", "__import__", "breakpoint"}
 CANCELS = {
     ("muster/lag.py", "self._timer"),  # of the loop
     ("muster/leader.py", "self._watchdog"),
+    ("muster/loop_thread.py", "asked"),  # of another thread; its task ends with the loop
     ("muster/supervisor.py", "self._work"),
     ("muster/tasks.py", "task"),
     ("muster/cli/jobs.py", "quiet"),

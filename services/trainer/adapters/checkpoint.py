@@ -26,8 +26,8 @@ import msgspec
 
 from muster import telemetry
 from muster.errors import ConfigError, Fenced, InvalidInput, Refused, Unavailable
+from muster.leased import FrozenBatch
 from muster.types import Value
-from services.trainer.batch import FrozenBatch
 from services.trainer.figures import StepReport
 from services.trainer.lineage import Lineage
 from services.trainer.policy import Stop, Stopped

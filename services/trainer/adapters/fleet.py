@@ -10,23 +10,17 @@ Does not cover: the transfer (muster/transfer/publisher.py).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from muster import failpoints, rpc
-from muster.errors import MusterError
-from muster.registry import Entry, Registry
+from muster import failpoints
+from muster.registry import Registry
 from muster.streams import reaching_redis
 from muster.transfer.newest import Newest
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
+from muster.transfer.replicas import look
 from muster.transfer.snapshot import Snapshot
-from muster.v1 import inference_pb2 as pb
-from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from services.trainer.ports import Publication, ReplicaReport
-
-if TYPE_CHECKING:
-    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _POINTS = {
     "prepare.before": "trainer.prepare.before",
@@ -34,7 +28,6 @@ _POINTS = {
     "commit.before": "trainer.commit.before",
     "commit.after": "trainer.commit.after",
 }
-_TAKES_WEIGHTS = (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_FENCED)
 
 
 class InferenceFleet:
@@ -58,15 +51,9 @@ class InferenceFleet:
         assert snapshot.manifest.parent == parent, "a version with two parents"
         with reaching_redis():
             entries = await self._registry.list("inference")
-        async with asyncio.TaskGroup() as tasks:
-            looks = [tasks.create_task(self._look(entry), name=entry.id) for entry in entries]
-        states = [look.result() for look in looks]
-        serving = sum(_serves(at, version) for at in states)
-        stale = [
-            (entry.id, entry.address)
-            for entry, at in zip(entries, states, strict=True)
-            if entry.id not in skip and _misses(at, version)
-        ]
+        stale, serving = await look(
+            entries, version, skip=skip, timeout_s=self._transfer.call_timeout_s
+        )
         if not stale:
             return Publication((), serving)
         found = await publish(
@@ -80,30 +67,6 @@ class InferenceFleet:
         )
         reports = [_report(item) for item in found]
         return Publication(tuple(reports), serving + sum(item.serving for item in found))
-
-    async def _look(self, entry: Entry) -> pb.GetReplicaStatusResponse | None:
-        """None: no answer. It may only be slow: the publication fails it, and fences it."""
-        try:
-            return await self._status(entry)
-        except MusterError:
-            return None
-
-    async def _status(self, entry: Entry) -> pb.GetReplicaStatusResponse:
-        async with rpc.channel(entry.address) as channel:
-            stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
-            with rpc.calling(f"status of {entry.id}"):
-                return await stub.GetReplicaStatus(
-                    pb.GetReplicaStatusRequest(), timeout=self._transfer.call_timeout_s
-                )
-
-
-def _serves(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:
-    return at is not None and at.version == version and at.state == pb.REPLICA_STATE_SERVING
-
-
-def _misses(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:
-    """It does not serve the version, and may be able to take it."""
-    return at is None or (at.state in _TAKES_WEIGHTS and not _serves(at, version))
 
 
 def _report(item: ReplicaPublication) -> ReplicaReport:

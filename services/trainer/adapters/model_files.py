@@ -28,7 +28,6 @@ SIDE_FILES = (
 )
 WEIGHTS = "model.safetensors"
 OPTIMIZER = "optimizer"
-_FUSED = ("experts.gate_up_proj", "experts.down_proj")
 SHARD_BYTES = 256 << 20
 """Optimizer state is written in pieces of about this size, so that a stop is heard in between."""
 
@@ -68,20 +67,6 @@ def recompute_layers(model: Any) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:
         layer.training = True
-
-
-def by_checkpoint_name(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
-    """Parameters under the names that a model folder has for them, and engines know.
-
-    They differ where transformers holds the experts of a layer as one tensor; these come as views
-    or copies of single experts.
-    """
-    if not any(name.endswith(_FUSED) for name in tensors):
-        return tensors
-    from transformers.core_model_loading import revert_weight_conversion
-
-    apart = revert_weight_conversion(model, tensors)
-    return {name: apart[name].contiguous() for name in sorted(apart)}
 
 
 def side_names(folder: Path) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from muster.engine_tensors import by_checkpoint_name
 from muster.errors import Refused
 from muster.types import Value
 from services.trainer.adapters import model_files
@@ -134,7 +135,7 @@ class TorchPolicy:
         """Live compute weights by checkpoint name; a tied output head is left out."""
         self._check_whole()
         live = {name: parameter.detach() for name, parameter in self._params.items()}
-        return model_files.by_checkpoint_name(self._model, live)
+        return by_checkpoint_name(self._model, live)
 
     def write(self, folder: str, stop: Stop) -> None:
         """See Policy.write: model.safetensors, config, tokenizer, optimizer shards."""

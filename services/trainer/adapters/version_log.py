@@ -13,9 +13,10 @@ from redis.asyncio import Redis
 
 from muster.clock import wall
 from muster.streams import RunStreams, StreamEntry, reaching_redis, version_record
+from muster.transfer.wire import report_to_pb
 from muster.v1 import events_pb2 as ev
 from services.trainer.figures import MismatchBucket, StepReport
-from services.trainer.ports import KnownVersion, ReplicaReport, Stage, VersionRecord
+from services.trainer.ports import KnownVersion, Stage, VersionRecord
 
 _STAGES = {
     Stage.TRAINED: ev.VERSION_STAGE_TRAINED,
@@ -65,7 +66,7 @@ def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
         checkpoint=record.checkpoint,
         step_kl=record.report.figures.step_kl if record.report else 0.0,
         step=_report_to_pb(record.report) if record.report else None,
-        publications=[replica_to_pb(report) for report in record.publications],
+        publications=[report_to_pb(report) for report in record.publications],
     )
 
 
@@ -105,21 +106,4 @@ def _bucket_to_pb(bucket: MismatchBucket) -> ev.MismatchBucket:
         ess_token=found.ess_fraction,
         ess_turn=found.ess_turn,
         truncated_share=found.truncated_share,
-    )
-
-
-def replica_to_pb(report: ReplicaReport) -> ev.PublicationReport:
-    return ev.PublicationReport(
-        replica=report.replica,
-        latency_s=report.latency_s,
-        pause_s=report.pause_s,
-        token_gap_s=report.token_gap_s,
-        receive_s=report.receive_s,
-        apply_s=report.apply_s,
-        requests_recomputed=report.requests_recomputed,
-        tokens_lost=report.tokens_lost,
-        requests_finished=report.requests_finished,
-        requests_aborted=report.requests_aborted,
-        requests_kept=report.requests_kept,
-        error=report.error,
     )

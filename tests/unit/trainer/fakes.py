@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from muster.errors import Refused, Unavailable
+from muster.leased import FrozenBatch, TrainBatch
 from muster.transfer.newest import Newest
-from services.trainer.batch import FrozenBatch, TrainBatch
 from services.trainer.ports import (
     KnownVersion,
     Publication,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from muster.leased import BatchMember, FrozenBatch, TrainBatch, Trajectory
 from muster.types import Outcome, OutcomeLabel, SamplingParams, Segment, SegmentKind, VersionSpan
-from services.trainer.batch import BatchMember, FrozenBatch, TrainBatch, Trajectory
 
 PROMPT = (5, 6, 7, 8)
 

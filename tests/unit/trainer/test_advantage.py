@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from muster.advantage import Estimator, assign_credit
 from muster.errors import InvalidInput
 from muster.types import Outcome
-from services.trainer.advantage import Estimator, assign_credit
 from tests.unit.trainer.stories import group, trajectory
 
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from muster.errors import InvalidInput
+from muster.layout import lay_out
 from muster.types import (
     RoutedExperts,
     SamplingMask,
@@ -14,7 +15,6 @@ from muster.types import (
     SegmentKind,
     VersionSpan,
 )
-from services.trainer.layout import lay_out
 from tests.unit.trainer.stories import observed, prompt, sampled, trajectory
 
 

@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from muster.errors import InvalidInput
+from muster.layout import UNRECORDED, Sequence, lay_out
 from muster.types import RoutedExperts, Segment
 from services.trainer.adapters.torch_forward import Scorer
 from services.trainer.adapters.torch_head import HeadSettings
 from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
-from services.trainer.layout import UNRECORDED, Sequence, lay_out
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.packing import pack
 from services.trainer.plan import plan_step

@@ -6,11 +6,11 @@ import pytest
 import zstandard
 
 from muster import codec, segment_codec
+from muster.bank_calls import batch_from_pb
 from muster.errors import Refused
 from muster.types import EpisodeKey, Outcome, OutcomeLabel, SamplingParams, Segment, SegmentKind
 from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as rb
-from services.trainer.adapters.bank import batch_from_pb
 
 LABEL = OutcomeLabel(Outcome.MODEL_SUCCESS, "passed", 1.0)
 SEGMENTS = tuple(Segment(SegmentKind.OBSERVATION, (turn, 7)) for turn in range(2))

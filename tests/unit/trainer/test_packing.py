@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.trainer.layout import Sequence, lay_out
+from muster.layout import Sequence, lay_out
 from services.trainer.packing import MicroBatch, pack
 from tests.unit.trainer.stories import observed, prompt, sampled, trajectory
 

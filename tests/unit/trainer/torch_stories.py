@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from muster.leased import TrainBatch, Trajectory
 from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
-from services.trainer.batch import TrainBatch, Trajectory
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import StepPlan, plan_step
 from tests.unit.trainer.stories import batch, group, observed, prompt, sampled, trajectory

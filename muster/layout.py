@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.errors import InvalidInput
+from muster.leased import Trajectory
 from muster.segment_codec import UNRECORDED as UNRECORDED
 from muster.types import RoutedExperts, SamplingMask, Segment, SegmentKind, Value
-from services.trainer.batch import Trajectory
 
 
 class Sequence(Value, frozen=True):

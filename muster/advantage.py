@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from muster.errors import InvalidInput
+from muster.leased import Trajectory
 from muster.types import Value
-from services.trainer.batch import Trajectory
 
 Estimator = Literal["grpo", "grpo_unscaled", "rloo"]
 """How rewards become advantages; formulas at `assign_credit`."""

@@ -1,8 +1,8 @@
-"""The ready bank over gRPC.
+"""The ready bank over gRPC, as a trainer calls it.
 
 Owns: finding the bank in the registry, the calls, and their translation. Promise: every call has a
 deadline; a lease that is cut or cancelled ends its stream on the server's side too.
-Does not cover: retries (retry.py).
+Does not cover: retries (the reference trainer's, or those of bank.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ import grpc
 
 from muster import codec, payload, rpc, segment_codec
 from muster.errors import InvalidInput, Unavailable
+from muster.leased import BatchMember, FrozenBatch, TrainBatch, Trajectory
 from muster.registry import Registry
 from muster.streams import reaching_redis
+from muster.types import Value
 from muster.v1 import events_pb2 as ev
 from muster.v1 import readybank_pb2 as pb
 from muster.v1.readybank_pb2_grpc import ReadyBankServiceStub
-from services.trainer.batch import BatchMember, FrozenBatch, TrainBatch, Trajectory
-from services.trainer.ports import Registration
 
 if TYPE_CHECKING:
     from muster.v1.readybank_pb2_grpc import ReadyBankServiceAsyncStub
+
+
+class Registration(Value, frozen=True):
+    """The bank's answer to a new trainer incarnation."""
+
+    next_step: int
+    steps_unseen: tuple[int, ...]
 
 
 class GrpcBank:
@@ -45,7 +52,7 @@ class GrpcBank:
     async def register(
         self, last_durable_step: int, batches: Sequence[FrozenBatch], oldest_kept_step: int
     ) -> Registration:
-        """See ports.Bank."""
+        """Fence every former trainer. `batches` and `oldest_kept_step`: see readybank.proto."""
         request = pb.RegisterTrainerRequest(
             run=self._run,
             trainer_epoch=self._epoch,
@@ -60,7 +67,7 @@ class GrpcBank:
         return Registration(answer.next_step, tuple(answer.steps_unseen))
 
     async def lease(self, step: int) -> TrainBatch:
-        """See ports.Bank. Raises TimeoutError when `lease_wait_s` ends without a batch."""
+        """Waits for the batch. Raises TimeoutError when `lease_wait_s` ends without one."""
         request = pb.LeaseBatchRequest(
             run=self._run, trainer_epoch=self._epoch, step=step, groups=self._groups
         )
@@ -81,7 +88,7 @@ class GrpcBank:
         return batch_from_pb(parts)
 
     async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
-        """See ports.Bank."""
+        """That step and all before it are durable. Answers the groups of that step."""
         request = pb.AcknowledgeBatchRequest(
             run=self._run,
             trainer_epoch=self._epoch,

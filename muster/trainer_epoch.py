@@ -1,4 +1,4 @@
-"""The trainer's own epoch.
+"""A trainer's epoch.
 
 Owns: taking the next one. Promise: it is above every epoch that Redis counts and above every one
 that the checkpoints know of, and the counter is never lowered. A Redis that lost its last second to

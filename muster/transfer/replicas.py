@@ -1,0 +1,66 @@
+"""Which replicas of a run are to be sent a version.
+
+Owns: `look`. Promise: a replica that serves the version already is left alone, so publishing again
+is free; one that does not answer is listed all the same: it may only have been slow, and the
+publication fails it, and fences it. Does not cover: the transfer (publisher.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from muster import rpc
+from muster.errors import MusterError
+from muster.registry import Entry
+from muster.v1 import inference_pb2 as pb
+from muster.v1.inference_pb2_grpc import InferenceServiceStub
+
+if TYPE_CHECKING:
+    from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+
+_TAKES_WEIGHTS = (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_FENCED)
+
+
+async def look(
+    entries: Sequence[Entry], version: int, *, skip: Collection[str] = (), timeout_s: float
+) -> tuple[list[tuple[str, str]], int]:
+    """(id, address) of each listed replica that is to be sent `version`, and how many serve it.
+
+    skip: ids that are left out unless they serve it. A replica that is starting or draining takes
+    none. timeout_s: of each question.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        looks = [tasks.create_task(_look(entry, timeout_s), name=entry.id) for entry in entries]
+    states = [task.result() for task in looks]
+    stale = [
+        (entry.id, entry.address)
+        for entry, at in zip(entries, states, strict=True)
+        if entry.id not in skip and _misses(at, version)
+    ]
+    return stale, sum(_serves(at, version) for at in states)
+
+
+def _serves(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:
+    return at is not None and at.version == version and at.state == pb.REPLICA_STATE_SERVING
+
+
+def _misses(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:
+    """It does not serve the version, and may be able to take it."""
+    return at is None or (at.state in _TAKES_WEIGHTS and not _serves(at, version))
+
+
+async def _look(entry: Entry, timeout_s: float) -> pb.GetReplicaStatusResponse | None:
+    """None: no answer. It may only be slow: the publication fails it, and fences it."""
+    try:
+        return await _status(entry, timeout_s)
+    except MusterError:
+        return None
+
+
+async def _status(entry: Entry, timeout_s: float) -> pb.GetReplicaStatusResponse:
+    async with rpc.channel(entry.address) as channel:
+        stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+        with rpc.calling(f"status of {entry.id}"):
+            return await stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=timeout_s)
