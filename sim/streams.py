@@ -149,7 +149,8 @@ class Store:
 
     def _add(self, entry: StreamEntry) -> None:
         message = Received(entry.stream, self._next_id(entry.stream), entry.data, "")
-        self.undo.within(self.streams, entry.stream, list).append(message)
+        stream = self.undo.within(self.streams, entry.stream, list)
+        stream.append(message)
         self.undo.note(lambda: self.streams[entry.stream].remove(message))
         for hear in self.hears:
             hear(message, entry)
