@@ -11,16 +11,20 @@ MUSTER_TEST_FAILPOINTS is `NAME=ACTION[@N]`, separated by commas; each acts at t
 `lie`    raises Unavailable: what came before has happened and is reported as failed.
 With MUSTER_TEST_FAILPOINT_DIR set, every pass is appended as one line to the file `hits.PID` there,
 and an action happens once in all, also when the process is started again (file `NAME.done`).
+
+`NAME=fail%P` raises HostUnfit at P of 100 passes, drawn by the number of the pass, again and again:
+for runs in which infrastructure is to fail at a known rate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 from pathlib import Path
 
-from muster.errors import ConfigError, Unavailable
+from muster.errors import ConfigError, HostUnfit, Unavailable
 from muster.types import Value
 
 # service.effect.before|after: around every effect that another process or a restart can see.
@@ -75,7 +79,8 @@ _HOLD_POLL_S = 0.05
 
 class _Plan(Value, frozen=True):
     action: str
-    at: int
+    at: int = 1
+    percent: int = 0  # of `fail`
 
 
 def _parse(text: str) -> dict[str, _Plan]:
@@ -83,12 +88,17 @@ def _parse(text: str) -> dict[str, _Plan]:
     for item in filter(None, text.split(",")):
         name, _, rest = item.partition("=")
         action, _, at = rest.partition("@")
+        rate, _, percent = rest.partition("%")
+        if name in NAMES and rate == "fail" and percent.isdigit() and int(percent) <= 100:
+            plans[name] = _Plan(rate, percent=int(percent))
+            continue
         if name not in NAMES or action not in ("kill", "hold", "lie") or not (at or "1").isdigit():
             raise ConfigError(
                 "not a failpoint",
                 field="MUSTER_TEST_FAILPOINTS",
                 value=item,
-                way_out="write NAME=kill|hold|lie[@N]; names are in muster/failpoints.py",
+                way_out="write NAME=kill|hold|lie[@N] or NAME=fail%P; names are in "
+                "muster/failpoints.py",
             )
         plans[name] = _Plan(action, int(at or "1"))
     return plans
@@ -101,7 +111,7 @@ _passes: dict[str, int] = {}
 
 
 async def at(name: str) -> None:
-    """A failpoint in a coroutine. Raises Unavailable for `lie`."""
+    """A failpoint in a coroutine. Raises Unavailable for `lie`, HostUnfit for `fail`."""
     if not _active:
         return
     plan = _passed(name)
@@ -128,13 +138,20 @@ def _first(name: str) -> bool:
         return False
 
 
+def _due(name: str, plan: _Plan) -> bool:
+    if plan.action == "fail":
+        drawn = hashlib.sha256(f"{name} {_passes[name]}".encode()).digest()
+        return int.from_bytes(drawn) % 100 < plan.percent
+    return plan.at == _passes[name] and _first(name)
+
+
 def _passed(name: str) -> str:
     """Count one pass and do what is due now; answers the action that the caller has to do."""
     if name not in NAMES:
         raise AssertionError(f"{name} is not in muster.failpoints.NAMES")
     _passes[name] = _passes.get(name, 0) + 1
     plan = _plans.get(name)
-    due = plan is not None and plan.at == _passes[name] and _first(name)
+    due = plan is not None and _due(name, plan)
     if _folder:
         action = plan.action if plan and due else "pass"
         with open(Path(_folder) / f"hits.{os.getpid()}", "a", encoding="ascii") as hits:
@@ -143,6 +160,8 @@ def _passed(name: str) -> str:
         return "pass"
     if plan.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if plan.action == "fail":
+        raise HostUnfit(f"{name}: failed by a failpoint", way_out="it is repaired")
     if plan.action == "lie":
         raise Unavailable(f"{name}: reported as failed by a failpoint", way_out="it is repeated")
     return plan.action

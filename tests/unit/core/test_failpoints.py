@@ -49,6 +49,22 @@ def test_a_lie_is_told_once_at_the_pass_that_was_named() -> None:
     assert "router.exec.before: reported as failed" in second
 
 
+def test_a_rate_fails_that_share_of_the_passes_in_every_start_alike() -> None:
+    code = (
+        "from muster.errors import HostUnfit\n"
+        "async def main():\n"
+        "    for n in range(1000):\n"
+        "        try: await failpoints.at('router.exec.before'); print('.', end='')\n"
+        "        except HostUnfit: print('x', end='')\n"
+        "asyncio.run(main())"
+    )
+    plan = {"MUSTER_TEST_FAILPOINTS": "router.exec.before=fail%20"}
+    told = run(code, **plan).stdout
+    assert len(told) == 1000
+    assert 150 < told.count("x") < 250
+    assert run(code, **plan).stdout == told
+
+
 def test_a_kill_ends_the_process_there() -> None:
     done = run(TWICE, MUSTER_TEST_FAILPOINTS="router.exec.before=kill")
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
