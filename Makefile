@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers \
-  sim-faults kill-matrix mutants planted attacks power-cut soak bench freeze clean
+  sim-faults kill-matrix mutants planted attacks power-cut soak learn bench freeze clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,8 +71,16 @@ power-cut: setup ## The server of the streams loses power, 20 times per policy (
 soak: setup ## 1,000 batches through fakes: memory, descriptors, keys stay flat (minutes)
 	$(BIN)/python -m bench.soak
 
-bench: setup ## Run every benchmark
-	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); [ $$name = check ] && continue; echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done
+ARM ?= main
+SEED ?= 1
+learn: setup ## Does it learn? One run in the background, goes on where it was: ARM=main SEED=1
+	@mkdir -p .muster/learn
+	@nohup setsid $(BIN)/python -m bench.learn --arm $(ARM) --seed $(SEED) \
+	  --json docs/results/learning/$(ARM)-$(SEED).json >> .muster/learn/$(ARM)-$(SEED).log 2>&1 &
+	@echo "follow it: tail -f .muster/learn/$(ARM)-$(SEED).log; stop it: pkill -INT -f 'bench.learn --arm $(ARM) --seed $(SEED)'"
+
+bench: setup ## Run every benchmark but the learning run
+	@for file in bench/[!_]*.py; do name=$$(basename $$file .py); case $$name in check|learn) continue;; esac; echo "== bench.$$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 freeze: ## Write constraints.txt from what is installed
 	$(BIN)/python scripts/freeze.py > constraints.new && mv constraints.new constraints.txt

@@ -19,9 +19,12 @@ from typing import Any
 
 from bench import _learn_plan as plan
 from bench import _results
+from bench._learn_page import written
+from bench._learn_plot import drawn
 from bench._learn_run import Run, Stopped
 from muster.errors import MusterError
 
+_DOCS = Path(__file__).parents[1] / "docs" / "results"
 _MODEL = "smollm2-135m-instruct"
 
 
@@ -32,7 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--seed", type=int, default=1, help="1 and 2 are judged, 0 was for tuning")
     made.add_argument("--state-dir", type=Path, help="default: .muster/learn/ARM-SEED")
     made.add_argument("--json", type=Path, help="write the result there when the run ends")
+    made.add_argument("--report", action="store_true", help="the page from the results, no run")
     asked = made.parse_args(arguments)
+    if asked.report:
+        return reported(_DOCS)
     folder = asked.state_dir or Path(".muster/learn") / f"{asked.arm}-{asked.seed}"
     try:
         plan.check_seed(asked.seed)
@@ -49,6 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
     print(json.dumps(told["figures"], indent=1))
+    return 0
+
+
+def reported(docs: Path) -> int:
+    """Write page and plot from the results that lie beside them; 1 when there is none."""
+    files = [json.loads(path.read_text("utf-8")) for path in docs.glob("learning/*.json")]
+    results = {(one["settings"]["arm"], one["settings"]["seed"]): one for one in files}
+    if not results:
+        print(f"no results in {docs / 'learning'}", file=sys.stderr)
+        return 1
+    (docs / "learning.md").write_text(written(results), "utf-8")
+    (docs / "learning.svg").write_text(drawn(results), "utf-8")
     return 0
 
 
