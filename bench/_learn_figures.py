@@ -64,7 +64,7 @@ async def evidence(record: RunRecord, job: str, redis: Redis, *, seed: int) -> l
 async def _told(index: RunIndex, found: Labelled, redis: Redis) -> dict[str, Any]:
     turns = []
     for turn in index.turns[found.key.id]:
-        data = await redis.get(turn.output_key) if turn.output_key else None
+        data: Any = await redis.get(turn.output_key) if turn.output_key else None
         output = payload.plain(turn.output_key, data).decode("utf-8", "replace") if data else ""
         turns.append(
             {

@@ -7,9 +7,11 @@ of a result file. Does not cover: the plot (_learn_plot.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from bench import _learn_plan as plan
+from muster.instances import EVAL_SEEDS
 from muster.view import counted
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]  # by arm and seed
@@ -37,7 +39,7 @@ def _head(results: Results) -> Iterator[str]:
         "the reference trainer: all five services, as `muster up` runs them. The tier is what "
         f"tasks/ calls easy and what can be held out: {', '.join(plan.TIER)}. Each group of the "
         f"training is a fresh instance; the judging instances are held out (their seeds begin at "
-        f"{plan.EVAL_SEEDS:,}; one combination of values in eight is theirs alone), "
+        f"{EVAL_SEEDS:,}; one combination of values in eight is theirs alone), "
         f"{plan.SAMPLES} samples a task and temperature over {plan.SAMPLES // plan.EVAL_GROUP} "
         "instances. An evaluation has services of its own and no trainer.\n"
     )
@@ -133,7 +135,7 @@ def _course(results: Results) -> Iterator[str]:
 
 
 def _mean(steps: list[Mapping[str, Any]], name: str) -> float:
-    return sum(step[name] for step in steps) / len(steps)
+    return fmean(float(step[name]) for step in steps)
 
 
 def _lag(results: Results) -> Iterator[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,19 @@ class Stopped(Exception):
 
 
 class Run:
-    """See the module. `folder` belongs to this run alone."""
+    """See the module. `folder` belongs to this run alone; `settings` are MUSTER_* of all phases."""
 
-    def __init__(self, arm: plan.Arm, seed: int, recipe: plan.Recipe, folder: Path, model: str):
+    def __init__(
+        self,
+        arm: plan.Arm,
+        seed: int,
+        recipe: plan.Recipe,
+        folder: Path,
+        model: str,
+        settings: Mapping[str, str] | None = None,
+    ):
         self._arm, self._seed, self._recipe = arm, seed, recipe
+        self._settings = settings or {}
         self._folder, self._model = folder.absolute(), model
         self._state: dict[str, Any] = self._read()
         self._at = monotonic(), 0.0  # wall and processor seconds that are accounted for
@@ -193,7 +202,7 @@ class Run:
     ) -> None:
         """Run `work` among services whose state lies in the phase's own folder."""
         common = plan.variables(self._recipe, str(self._folder / phase), model)
-        config = load_config(None, common | settings)
+        config = load_config(None, {**common, **settings, **self._settings})
         shown = LineScreen()
 
         def work_of(resolved: Config) -> Work:

@@ -18,7 +18,6 @@ from bench._learn_run import STATE, Run
 from bench._process_tree import cpu_s
 from muster.config import load_config
 from muster.errors import InvalidInput, Refused
-from muster.instances import draw
 from muster.taskset import read_instances
 from muster.types import Outcome, OutcomeLabel
 from services.trainer.config import TrainerConfig
@@ -64,12 +63,6 @@ def test_runs_of_different_seeds_train_on_different_instances() -> None:
     ranges = [range(plan.training_seed(s), plan.training_seed(s) + plan.RECIPE.rounds) for s in
               (plan.TUNING_SEED, *plan.JUDGING_SEEDS)]  # fmt: skip
     assert len({seed for one in ranges for seed in one}) == sum(map(len, ranges))
-
-
-def test_every_task_of_the_tier_has_held_out_instances() -> None:
-    for task in read_instances(tier(), seed=plan.held_out_seed(1), groups=5, split="all"):
-        assert "@" in task.name
-    assert draw  # the split itself is tested with muster.instances
 
 
 def test_a_seed_whose_instances_would_be_held_out_is_refused() -> None:
