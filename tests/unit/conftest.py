@@ -52,9 +52,7 @@ class Story:
     def job(self, job: str = "job", *, groups: int = 2, size: int = 2, at: float = 0.0) -> None:
         self.add("jobs", ev.JobRecord(job=job, groups=groups, group_size=size, submitted_unix_s=at))
 
-    def opened(
-        self, group: str, *, size: int = 2, job: str = "job", task: str = "t"
-    ) -> Received:
+    def opened(self, group: str, *, size: int = 2, job: str = "job", task: str = "t") -> Received:
         opened = ev.GroupOpened(job=job, task=task, group_size=size, opened_unix_s=1.0)
         return self.add("events", self._event(self._key(group, 0, 0), 0, group_opened=opened))
 
