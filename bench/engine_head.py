@@ -101,7 +101,7 @@ class Arm:
 async def started(dtype: HeadDtype, folder: Path) -> Arm:
     before = _below(os.getpid())
     engine = VllmEngine(
-        str(folder), InferenceConfig(head_dtype=dtype, kv_cache_gib=0.25, max_requests=BATCH)
+        str(folder), InferenceConfig(head_dtype=dtype, kv_cache_gib=0.125, max_requests=BATCH)
     )
     await engine.start(0)
     return Arm(engine, _below(os.getpid()) - before)

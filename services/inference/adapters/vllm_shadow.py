@@ -37,7 +37,7 @@ class Shadow:
             for _, twin in self._pairs:
                 method = getattr(twin, "quant_method", None)
                 if isinstance(method, QuantizeMethodBase):
-                    method.process_weights_after_loading(twin)
+                    _process(method, twin)
                 vllm_head.follow(twin)
 
     def _copy(self, live: Any, seen: dict[int, Any]) -> Any:
@@ -82,3 +82,15 @@ class Shadow:
             for name, value in twin.__dict__.items():
                 if name not in _TREES and live.__dict__.get(name) is not value:
                     live.__dict__[name] = value
+
+
+def _process(method: Any, twin: Any) -> None:
+    """As after loading, whatever was processed before.
+
+    A layer of experts whose kernel exists is taken for one whose memory the kernel holds, and vLLM
+    leaves out what the kernel does with fresh weights; on a CPU that packs them.
+    """
+    kernel = getattr(method, "moe_kernel", None)
+    method.process_weights_after_loading(twin)
+    if kernel is not None:
+        kernel.fused_experts.process_weights_after_loading(twin)
