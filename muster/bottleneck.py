@@ -41,12 +41,17 @@ def bottleneck(batches: Sequence[BatchReport]) -> Bottleneck | None:
     parts = {part: math.fsum(b.split[part] for b in batches) for part in PARTS}
     whole = waited
     if worked >= waited and worked > 0:
-        slowest = [
-            max((p.latency_s for p in b.trained.publications), default=0.0) if b.trained else 0.0
-            for b in batches[:-1]  # that of the last one is not part of any think-time here
-        ]
-        published = min(math.fsum(slowest), worked)
+        # That of the last one is not part of any think-time here.
+        published = min(math.fsum(map(_held_up, batches[:-1])), worked)
         parts = {PUBLICATION: published, TRAINER: worked - published}
         whole = waited + worked
     part = max(parts, key=lambda p: parts[p])
     return Bottleneck(part, parts[part] / whole if whole else 0.0, *SETTINGS[part])
+
+
+def _held_up(batch: BatchReport) -> float:
+    """Seconds of the publication in which the trainer did not train beside it."""
+    if batch.trained is None:
+        return 0.0
+    latency = max((p.latency_s for p in batch.trained.publications), default=0.0)
+    return max(0.0, latency - batch.trained.times.trained_meanwhile_s)

@@ -27,6 +27,7 @@ from muster.entries import (
     Member,
     Opened,
     Publication,
+    PublicationTimes,
     Restored,
     RunRecord,
     Step,
@@ -165,7 +166,8 @@ def _version(m: Received) -> tuple[str, Any]:
     publications = tuple(_plain(Publication, p) for p in v.publications)
     published = v.stage == ev.VERSION_STAGE_PUBLISHED
     whence = (v.version, v.parent, v.digest, published, v.checkpoint, v.step_kl, v.at_unix_s)
-    return "versions", Version(m.id, *whence, step, publications)
+    times = _plain(PublicationTimes, v.times)
+    return "versions", Version(m.id, *whence, step, publications, times)
 
 
 def _batch(m: Received) -> tuple[str, Any]:

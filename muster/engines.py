@@ -57,6 +57,17 @@ class Engine(Value, frozen=True):
                 total += idle * s.in_boxes / s.episodes * seconds
         return total
 
+    def decoding_s(self, start: float, end: float) -> float:
+        """Seconds within [start, end) in which it sampled tokens."""
+        total = 0.0
+        first = bisect_right(self.stretches, start, key=lambda s: s.end_unix_s)
+        for s in islice(self.stretches, first, None):
+            if s.start_unix_s >= end:
+                break
+            if s.tokens_per_s > 0:
+                total += max(0.0, min(s.end_unix_s, end) - max(s.start_unix_s, start))
+        return total
+
 
 def engines(index: RunIndex) -> tuple[Engine, ...]:
     """Every replica that a turn names, by name."""

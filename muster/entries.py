@@ -135,6 +135,16 @@ class Step(Value, frozen=True):
     ess_fraction: float
     truncated_share: float
     train_s: float
+    ended_unix_s: float = 0.0  # when it was trained, by the trainer's clock; 0: not recorded
+
+
+class PublicationTimes(Value, frozen=True):
+    """A version's way to all replicas: from its record until it was begun to be sent (another one
+    was under way), from then to the last of them, and the training of later steps in both."""
+
+    waited_s: float = 0.0
+    took_s: float = 0.0
+    trained_meanwhile_s: float = 0.0
 
 
 class Publication(Value, frozen=True):
@@ -164,6 +174,7 @@ class Version(Value, frozen=True):
     at_unix_s: float
     step: Step | None
     publications: tuple[Publication, ...]
+    times: PublicationTimes = PublicationTimes()
 
 
 class Member(Value, frozen=True):

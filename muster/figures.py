@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 
 from muster.bias import Bias
-from muster.entries import Publication, Step
+from muster.entries import Publication, PublicationTimes, Step
 from muster.types import Value
 
 
 class Trained(Value, frozen=True):
-    """What the trainer reported of the batch's step, and the way of the version to the engines."""
+    """What the trainer reported of the batch's step, and the way of the version to the engines.
+
+    `decoding_share`: of the time of its training, that in which replicas decoded (mean over them);
+    None where the record does not say."""
 
     version: int
     parent: int
@@ -25,6 +28,8 @@ class Trained(Value, frozen=True):
     step_kl: float
     step: Step
     publications: tuple[Publication, ...]
+    times: PublicationTimes = PublicationTimes()
+    decoding_share: float | None = None
 
 
 class EpisodeOf(Value, frozen=True):

@@ -15,7 +15,7 @@ from statistics import fmean
 from muster.bias import bias
 from muster.bottleneck import PUBLICATION, SETTINGS, TRAINER, bottleneck
 from muster.engines import Engine, engines
-from muster.entries import Batch, Labelled, RunRecord, Turn
+from muster.entries import Batch, Labelled, PublicationTimes, RunRecord, Step, Turn
 from muster.errors import NotFound
 from muster.figures import (
     BatchReport,
@@ -137,7 +137,7 @@ def _batch(index: RunIndex, step: int, steps: list[int], ran: Sequence[Engine]) 
         repair_causes=repaired.attempts_by_cause,
         replays=repaired.replays,
         replay_reasons=repaired.replays_by_reason,
-        trained=_trained(index, step),
+        trained=_trained(index, step, ran),
         slowest=slowest(index, batch.members),
         failed=failed(index, batch.members),
     )
@@ -166,15 +166,30 @@ def _lags(index: RunIndex, batch: Batch, members: Iterable[str]) -> list[int]:
     return [versions for versions in found if versions is not None]
 
 
-def _trained(index: RunIndex, step: int) -> Trained | None:
+def _trained(index: RunIndex, step: int, ran: Sequence[Engine]) -> Trained | None:
     made = index.made_by(step)
-    if not made or made[-1].step is None:
+    version = made[-1] if made else None
+    if version is None or version.step is None:
         return None
-    version = made[-1]
-    published = tuple(p for v in index.versions[version.version] for p in v.publications)
+    records = index.versions[version.version]
     return Trained(
-        version.version, version.parent, version.digest, version.step_kl, made[-1].step, published
+        version=version.version,
+        parent=version.parent,
+        digest=version.digest,
+        step_kl=version.step_kl,
+        step=version.step,
+        publications=tuple(p for v in records for p in v.publications),
+        times=next((v.times for v in records if v.published), PublicationTimes()),
+        decoding_share=_decoding_share(version.step, ran),
     )
+
+
+def _decoding_share(step: Step, ran: Sequence[Engine]) -> float | None:
+    """How much of the training went on beside generation, as replicas' mean."""
+    ended, took = step.ended_unix_s, step.train_s
+    if not ended or not took:
+        return None
+    return _mean(engine.decoding_s(ended - took, ended) / took for engine in ran)
 
 
 def _totals(index: RunIndex) -> RunTotals:

@@ -194,5 +194,9 @@ _TRAINED: list[Row] = [
     ("mismatch k3", _of(lambda t: number(t.step.mismatch_k3))),
     ("mismatch max |Δlogp|", _of(lambda t: number(t.step.mismatch_max_abs))),
     ("training", _of(lambda t: seconds(t.step.train_s))),
+    ("  beside decoding", _of(lambda t: share(t.decoding_share))),
+    ("publication: waited", _of(lambda t: seconds(t.times.waited_s))),
+    ("publication: took", _of(lambda t: seconds(t.times.took_s))),
+    ("  trained meanwhile", _of(lambda t: seconds(t.times.trained_meanwhile_s))),
     ("published to replicas", _of(lambda t: str(sum(not p.error for p in t.publications)))),
 ]

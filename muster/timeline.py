@@ -227,6 +227,8 @@ def _bands(index: RunIndex, start: float, end: float) -> Iterator[Band]:
             if record.published and latency and a < b:
                 pause = max(p.pause_s for p in record.publications)
                 text = f"version {version} published: {latency:.2f} s, longest pause {pause:.2f} s"
+                if beside := record.times.trained_meanwhile_s:
+                    text += f", {beside:.2f} s of training beside it"
                 yield Band(text, a - start, b - start)
 
 

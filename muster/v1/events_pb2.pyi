@@ -494,6 +494,7 @@ class PolicyVersionRecord(_message.Message):
     AT_UNIX_S_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     PUBLICATIONS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     parent: _builtins.int
     digest: _builtins.str
@@ -506,6 +507,10 @@ class PolicyVersionRecord(_message.Message):
     def step(self) -> Global___StepReport: ...
     @_builtins.property
     def publications(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublicationReport]: ...
+    @_builtins.property
+    def times(self) -> Global___PublicationTimes:
+        """Of a published one."""
+
     def __init__(
         self,
         *,
@@ -518,14 +523,45 @@ class PolicyVersionRecord(_message.Message):
         at_unix_s: _builtins.float = ...,
         step: Global___StepReport | None = ...,
         publications: _abc.Iterable[Global___PublicationReport] | None = ...,
+        times: Global___PublicationTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "checkpoint", b"checkpoint", "digest", b"digest", "parent", b"parent", "publications", b"publications", "stage", b"stage", "step", b"step", "step_kl", b"step_kl", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "checkpoint", b"checkpoint", "digest", b"digest", "parent", b"parent", "publications", b"publications", "stage", b"stage", "step", b"step", "step_kl", b"step_kl", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PolicyVersionRecord: _TypeAlias = PolicyVersionRecord  # noqa: Y015
+
+@_typing.final
+class PublicationTimes(_message.Message):
+    """How a version got from the trainer's memory to its replicas; seconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    TOOK_S_FIELD_NUMBER: _builtins.int
+    TRAINED_MEANWHILE_S_FIELD_NUMBER: _builtins.int
+    waited_s: _builtins.float
+    """From its record until it was begun to be sent: another one was on its way."""
+    took_s: _builtins.float
+    """From then until the last replica had taken or missed it."""
+    trained_meanwhile_s: _builtins.float
+    """Within both, training of the next steps."""
+    def __init__(
+        self,
+        *,
+        waited_s: _builtins.float = ...,
+        took_s: _builtins.float = ...,
+        trained_meanwhile_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["took_s", b"took_s", "trained_meanwhile_s", b"trained_meanwhile_s", "waited_s", b"waited_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublicationTimes: _TypeAlias = PublicationTimes  # noqa: Y015
 
 @_typing.final
 class StepReport(_message.Message):
@@ -548,6 +584,7 @@ class StepReport(_message.Message):
     GROUPS_RETURNED_FIELD_NUMBER: _builtins.int
     PREDICTED_KL_FIELD_NUMBER: _builtins.int
     MEASURED_KL_FIELD_NUMBER: _builtins.int
+    ENDED_UNIX_S_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     grad_norm: _builtins.float
@@ -566,6 +603,8 @@ class StepReport(_message.Message):
     predicted_kl: _builtins.float
     """Means over the trajectories of the step for which the bank had a prediction."""
     measured_kl: _builtins.float
+    ended_unix_s: _builtins.float
+    """When the training ended that took train_s; clock of the trainer."""
     @_builtins.property
     def mismatch(self) -> _containers.RepeatedCompositeFieldContainer[Global___MismatchBucket]: ...
     def __init__(
@@ -588,10 +627,11 @@ class StepReport(_message.Message):
         groups_returned: _builtins.int = ...,
         predicted_kl: _builtins.float = ...,
         measured_kl: _builtins.float = ...,
+        ended_unix_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ess_fraction", b"ess_fraction", "grad_norm", b"grad_norm", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_unix_s", b"ended_unix_s", "ess_fraction", b"ess_fraction", "grad_norm", b"grad_norm", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,19 +25,19 @@ _sym_db = _symbol_database.Default()
 from muster.v1 import events_pb2 as muster_dot_v1_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/trainer.proto\x12\tmuster.v1\x1a\x16muster/v1/events.proto\"\x19\n\x17GetTrainerStatusRequest\"\xba\x01\n\x18GetTrainerStatusResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.muster.v1.TrainerPhase\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\ncheckpoint\x18\x05 \x01(\t\x12,\n\x04last\x18\x06 \x01(\x0b\x32\x1e.muster.v1.PolicyVersionRecord*\xb8\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x03\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x04\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x05\x32m\n\x0eTrainerService\x12[\n\x10GetTrainerStatus\x12\".muster.v1.GetTrainerStatusRequest\x1a#.muster.v1.GetTrainerStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17muster/v1/trainer.proto\x12\tmuster.v1\x1a\x16muster/v1/events.proto\"\x19\n\x17GetTrainerStatusRequest\"\x8b\x02\n\x18GetTrainerStatusResponse\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.muster.v1.TrainerPhase\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\ncheckpoint\x18\x05 \x01(\t\x12,\n\x04last\x18\x06 \x01(\x0b\x32\x1e.muster.v1.PolicyVersionRecord\x12\x1f\n\x12publishing_version\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0fversions_behind\x18\x08 \x01(\x05\x42\x15\n\x13_publishing_version*\xb8\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x19\n\x15TRAINER_PHASE_WAITING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_TRAINING\x10\x03\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x04\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x05\x32m\n\x0eTrainerService\x12[\n\x10GetTrainerStatus\x12\".muster.v1.GetTrainerStatusRequest\x1a#.muster.v1.GetTrainerStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.trainer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRAINERPHASE']._serialized_start=279
-  _globals['_TRAINERPHASE']._serialized_end=463
+  _globals['_TRAINERPHASE']._serialized_start=360
+  _globals['_TRAINERPHASE']._serialized_end=544
   _globals['_GETTRAINERSTATUSREQUEST']._serialized_start=62
   _globals['_GETTRAINERSTATUSREQUEST']._serialized_end=87
   _globals['_GETTRAINERSTATUSRESPONSE']._serialized_start=90
-  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_end=276
-  _globals['_TRAINERSERVICE']._serialized_start=465
-  _globals['_TRAINERSERVICE']._serialized_end=574
+  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_end=357
+  _globals['_TRAINERSERVICE']._serialized_start=546
+  _globals['_TRAINERSERVICE']._serialized_end=655
 # @@protoc_insertion_point(module_scope)

@@ -66,11 +66,17 @@ class GetTrainerStatusResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    PUBLISHING_VERSION_FIELD_NUMBER: _builtins.int
+    VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     phase: Global___TrainerPhase.ValueType
     trainer_epoch: _builtins.int
     step: _builtins.int
     version: _builtins.int
     checkpoint: _builtins.str
+    publishing_version: _builtins.int
+    """The version on its way to the replicas, if one is."""
+    versions_behind: _builtins.int
+    """Versions made whose publication has not ended."""
     @_builtins.property
     def last(self) -> _events_pb2.PolicyVersionRecord: ...
     def __init__(
@@ -82,11 +88,15 @@ class GetTrainerStatusResponse(_message.Message):
         version: _builtins.int = ...,
         checkpoint: _builtins.str = ...,
         last: _events_pb2.PolicyVersionRecord | None = ...,
+        publishing_version: _builtins.int | None = ...,
+        versions_behind: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_publishing_version", b"_publishing_version", "last", b"last", "publishing_version", b"publishing_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "last", b"last", "phase", b"phase", "step", b"step", "trainer_epoch", b"trainer_epoch", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_publishing_version", b"_publishing_version", "checkpoint", b"checkpoint", "last", b"last", "phase", b"phase", "publishing_version", b"publishing_version", "step", b"step", "trainer_epoch", b"trainer_epoch", "version", b"version", "versions_behind", b"versions_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__publishing_version: _TypeAlias = _typing.Literal["publishing_version"]  # noqa: Y015
+    _WhichOneofArgType__publishing_version: _TypeAlias = _typing.Literal["_publishing_version", b"_publishing_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__publishing_version) -> _WhichOneofReturnType__publishing_version | None: ...
 
 Global___GetTrainerStatusResponse: _TypeAlias = GetTrainerStatusResponse  # noqa: Y015

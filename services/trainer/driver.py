@@ -17,9 +17,11 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from muster import failpoints, telemetry
 from muster.advantage import Estimator
-from muster.clock import monotonic
+from muster.clock import monotonic, wall
 from muster.errors import Refused, Unavailable
 from muster.leased import FrozenBatch, TrainBatch
 from muster.tasks import end
@@ -289,7 +291,8 @@ class Driver:
         started = monotonic()
         plan = plan_step(self._batch, self._lineage, self.settings.advantage)
         figures = self._policy.train(plan, self._abort.is_set)
-        return report_step(plan, figures, monotonic() - started)
+        report = report_step(plan, figures, monotonic() - started)
+        return replace(report, ended_unix_s=wall())
 
     def _seal(self, command: s.SealVersion) -> VersionRecord:
         grown = self._grown(command.version)

@@ -68,7 +68,9 @@ class StepFigures(Value, frozen=True):
 
 
 class StepReport(Value, frozen=True):
-    """The figures of one step that go into its version record (all of them in the checkpoint)."""
+    """The figures of one step that go into its version record (all of them in the checkpoint).
+
+    The training took `train_s` and ended at `ended_unix_s`."""
 
     step: int
     figures: StepFigures
@@ -79,3 +81,4 @@ class StepReport(Value, frozen=True):
     excluded: int  # siblings that were infrastructure failures or unknown
     lag_mean_versions: float
     train_s: float = 0.0
+    ended_unix_s: float = 0.0

@@ -34,6 +34,7 @@ class TrainerServicer(TrainerServiceServicer):
         """Phase, last trained step, its version, the newest checkpoint; `last.publications` are
         of the replicas that have not taken the version, with the error of the newest try."""
         machine = self._driver.machine
+        outgoing = machine.outgoing
         last = record_to_pb(machine.record)
         last.publications.extend(report_to_pb(m.report) for m in machine.missed.values())
         return pb.GetTrainerStatusResponse(
@@ -43,4 +44,6 @@ class TrainerServicer(TrainerServiceServicer):
             version=machine.record.version,
             checkpoint=machine.checkpoint,
             last=last,
+            publishing_version=outgoing.sending,
+            versions_behind=outgoing.behind,
         )

@@ -67,6 +67,16 @@ def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
         step_kl=record.report.figures.step_kl if record.report else 0.0,
         step=_report_to_pb(record.report) if record.report else None,
         publications=[report_to_pb(report) for report in record.publications],
+        times=_times_to_pb(record) if record.stage is Stage.PUBLISHED else None,
+    )
+
+
+def _times_to_pb(record: VersionRecord) -> ev.PublicationTimes:
+    times = record.times
+    return ev.PublicationTimes(
+        waited_s=times.waited_s,
+        took_s=times.took_s,
+        trained_meanwhile_s=times.trained_meanwhile_s,
     )
 
 
@@ -86,6 +96,7 @@ def _report_to_pb(report: StepReport) -> ev.StepReport:
         truncated_share=found.truncated_share,
         train_s=report.train_s,
         lag_mean_versions=report.lag_mean_versions,
+        ended_unix_s=report.ended_unix_s,
         mismatch=[_bucket_to_pb(bucket) for bucket in report.figures.buckets],
     )
 
