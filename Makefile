@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers \
+.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers e2e-compose wheelhouse \
   sim-faults kill-matrix mutants planted attacks power-cut soak learn bench freeze clean
 
 help: ## Show the targets
@@ -46,6 +46,12 @@ e2e: setup ## The whole on real parts: engine, boxes, training (minutes)
 
 e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
 	$(BIN)/python tests/e2e/leftovers.py
+
+e2e-compose: setup ## The whole in containers: run, scaled, wounded, restarted, taken down (needs a Docker Engine; minutes)
+	$(BIN)/python tests/e2e/compose.py --build
+
+wheelhouse: setup ## Wheels for building images without internet, into deploy/wheelhouse
+	@VENV=$(VENV) deploy/wheelhouse.sh
 
 SEEDS ?= 300
 JOBS ?= 2

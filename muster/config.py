@@ -77,6 +77,9 @@ class Config(Section):
     """Name of the policy lineage; prefix of its streams."""
     state_dir: Path = Path(".muster")
     """Checkpoints, journals, logs, the embedded server's data."""
+    advertise_host: str = Field("", pattern=r"^[A-Za-z0-9.:_-]*$")
+    """Name or address under which other machines reach this one, announced by services that listen
+    on all addresses (0.0.0.0); empty: the address from which this machine reaches Redis."""
     groups_per_batch: int = Field(4, ge=1, le=65536)
     """Groups in a batch: what the trainer leases, and the unit of the admission bound."""
     repairs_max: int = Field(2, ge=0, le=16)

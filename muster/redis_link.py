@@ -46,7 +46,7 @@ def _not_an_address(url: str) -> ConfigError:
     return ConfigError(
         "not the address of a Redis server",
         field="redis.url",
-        value=_shown(url),
+        value=shown_url(url),
         way_out="write redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH",
     )
 
@@ -84,9 +84,9 @@ async def connect(config: RedisConfig, *, reading: bool = False) -> AsyncIterato
 
 
 async def _check(client: Redis, config: RedisConfig, reading: bool) -> None:
-    shown = _shown(config.url)
+    shown = shown_url(config.url)
     try:
-        facts = await _facts(client)
+        facts = await server_facts(client)
     except (failures.ConnectionError, failures.TimeoutError, OSError) as error:
         raise Unavailable(
             f"Redis cannot be reached ({error})",
@@ -99,7 +99,8 @@ async def _check(client: Redis, config: RedisConfig, reading: bool) -> None:
             _log.warning("%s: %s", shown, line)
 
 
-async def _facts(client: Redis) -> durability.ServerFacts:
+async def server_facts(client: Redis) -> durability.ServerFacts:
+    """What the server says of itself, once it has loaded its data. Raises Unavailable."""
     info = await _loaded(client)
     settings: Mapping[Any, Any] = {}
     try:
@@ -206,7 +207,7 @@ async def on_disk(client: Redis, script: str, keys: Sequence[str], args: Sequenc
     return answer
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """The address without its credentials: it stands in errors and logs."""
     scheme, slashes, rest = url.partition("://")
     head, query, _ = rest.partition("?")

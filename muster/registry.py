@@ -16,13 +16,15 @@ import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from muster import telemetry
-from muster.clock import monotonic
+from muster.clock import monotonic, wall
 from muster.errors import Unavailable
 from muster.redis_link import RESERVE, reaching_redis
 from muster.tasks import end
@@ -63,7 +65,8 @@ return redis.call("HDEL", KEYS[1], ARGV[1])
 class Entry(Value, frozen=True):
     """One announced service; `host` and `pid` say which process it is.
 
-    incarnation: grows with each process that announces itself under this kind and id.
+    incarnation: grows with each process that announces itself under this kind and id. version: of
+    Muster there. clock_unix_s: that machine's clock at the heartbeat, beat_unix_s the server's.
     """
 
     kind: str
@@ -74,6 +77,8 @@ class Entry(Value, frozen=True):
     host: str = ""
     pid: int = 0
     incarnation: int = 0
+    version: str = ""
+    clock_unix_s: float = 0.0
 
 
 class Registry:
@@ -104,7 +109,9 @@ class Registry:
         info: what else to tell; a function is asked again at each heartbeat.
         """
         told = info if callable(info) else lambda: info or {}
-        entry = Entry(kind, id, address, told(), host=socket.gethostname(), pid=os.getpid())
+        entry = Entry(
+            kind, id, address, told(), host=socket.gethostname(), pid=os.getpid(), version=release()
+        )
         entry = await self._begin(entry)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -149,7 +156,8 @@ class Registry:
 
     async def _write(self, entry: Entry) -> bool:
         """False when a later process of this id has announced itself."""
-        fresh = msgspec.structs.replace(entry, beat_unix_s=await self._now())
+        now = await self._now()
+        fresh = msgspec.structs.replace(entry, beat_unix_s=now, clock_unix_s=wall())
         data = msgspec.json.encode(fresh)
         args = (_name(entry), data, entry.incarnation)
         return int(await self._set(keys=[self._key], args=args)) == entry.incarnation
@@ -177,6 +185,14 @@ class Registry:
         found = await self._redis.hgetall(self._key)
         read = (_entry(value) for value in found.values())
         return [entry for entry in read if entry is not None]
+
+
+def release() -> str:
+    """Version of Muster that is installed here; "" where it is not installed."""
+    try:
+        return installed("muster-rl")
+    except PackageNotFoundError:
+        return ""
 
 
 def _name(entry: Entry) -> str:

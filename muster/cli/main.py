@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from muster.clean import clean
+from muster.cli.doctor import app as doctor_app
 from muster.cli.eval import app as eval_app
 from muster.cli.explain import app as explain_app
 from muster.cli.hosts import app as hosts_app
@@ -281,6 +282,7 @@ app.registered_groups += inspect_app.registered_groups
 app.registered_commands += eval_app.registered_commands
 app.registered_commands += explain_app.registered_commands
 app.registered_commands += hosts_app.registered_commands
+app.registered_commands += doctor_app.registered_commands
 app.registered_groups += sim_app.registered_groups
 
 

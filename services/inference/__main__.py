@@ -42,6 +42,7 @@ _log = telemetry.logger("muster.inference")
 async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine, name: str = "") -> None:
     """Serve until asked to stop or the engine dies; `name`: the replica's id, "" for a new one."""
     from muster import rpc
+    from muster.advertise import advertised
     from muster.registry import Registry
     from muster.streams import connect
     from muster.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server as add
@@ -74,7 +75,7 @@ async def serve_replica(life: lifecycle.Lifecycle, make: MakeEngine, name: str =
                 registry = Registry(redis, config.run)
                 async with (
                     _following(redis, config.run, driver, settings),
-                    registry.announce("inference", replica_id, server.address),
+                    registry.announce("inference", replica_id, advertised(server.address, config)),
                 ):
                     try:
                         await _until_stopped(life, driver, settings.stall_s)

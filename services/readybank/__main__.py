@@ -61,6 +61,7 @@ async def _lead(
     """Read what is there, then answer calls, until asked to stop or fenced."""
     import asyncio
 
+    from muster.advertise import advertised
     from muster.history import History
     from muster.journal import Journal
     from muster.streams import RunStreams
@@ -95,7 +96,9 @@ async def _lead(
             ticking = tasks.create_task(driver.ticks(), name="ticks")
             async with (
                 listener.serving([servicer], names=[NAME]) as server,
-                registry.announce("readybank", f"bank-{epoch}", server.address),
+                registry.announce(
+                    "readybank", f"bank-{epoch}", advertised(server.address, life.config)
+                ),
             ):
                 await life.stopping.wait()
                 await end(reading, ticking)

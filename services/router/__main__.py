@@ -57,6 +57,7 @@ async def _lead(
 ) -> None:
     """What the router in charge does, until it is asked to stop or is fenced."""
     from muster import collector, streams
+    from muster.advertise import advertised
     from muster.journal import Journal
     from muster.memory import memory_problem
     from muster.tasks import end
@@ -104,7 +105,7 @@ async def _lead(
             collector.settle()
             async with (
                 listener.serving([service], names=["muster.v1.RouterService"]) as server,
-                registry.announce("router", f"router-{epoch}", server.address),
+                registry.announce("router", f"router-{epoch}", advertised(server.address, config)),
             ):
                 await asyncio.wait([running])
         finally:  # a fenced router's calls are cut off, not waited for

@@ -49,6 +49,7 @@ async def serve(life: Lifecycle) -> None:
     they did is not known, so the process ends for its supervisor to start another.
     """
     from muster import rpc
+    from muster.advertise import advertised
     from muster.box_offer import Offer
     from muster.registry import Registry
     from muster.streams import connect
@@ -89,7 +90,9 @@ async def serve(life: Lifecycle) -> None:
             rpc.serve(
                 config.listen, [servicer], names=[SERVICE_NAME], field="sandbox.listen"
             ) as server,
-            Registry(redis, life.config.run).announce("sandbox", name, server.address, info),
+            Registry(redis, life.config.run).announce(
+                "sandbox", name, advertised(server.address, life.config), info
+            ),
         ):
             # A person who started it alone sees that it serves.
             print(  # noqa: T201

@@ -43,6 +43,7 @@ def main() -> int:
 
 
 async def _serve(life: lifecycle.Lifecycle) -> None:
+    from muster.advertise import advertised
     from muster.registry import Registry
     from muster.rpc import Listener
     from muster.streams import connect
@@ -72,7 +73,9 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
             servicers = [(add_TrainerServiceServicer_to_server, TrainerServicer(driver))]
             async with (
                 listener.serving(servicers, names=[SERVICE]) as server,
-                registry.announce("trainer", f"trainer-{epoch}", server.address),
+                registry.announce(
+                    "trainer", f"trainer-{epoch}", advertised(server.address, config)
+                ),
             ):
                 yield
 
@@ -152,22 +155,23 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: Checkpo
         store=store,
         bank=bank,
         versions=RedisVersionLog(redis, config.run, epoch),
-        fleet=_fleet(mine, registry, config.run, epoch),
+        fleet=_fleet(config, mine, registry, epoch),
     )
 
 
-def _fleet(mine: TrainerConfig, registry: Registry, run: str, epoch: int) -> Fleet:
+def _fleet(config: Config, mine: TrainerConfig, registry: Registry, epoch: int) -> Fleet:
     if mine.transport == "none":
         from services.trainer.adapters.fake import UnsentFleet
 
         return UnsentFleet(registry)
+    from muster.advertise import own_host
     from muster.transfer.active import ActiveRequests
     from muster.transfer.publisher import TransferSettings
     from services.trainer.adapters.fleet import InferenceFleet
 
     transfer = TransferSettings(
         backend=mine.transport,
-        host=mine.transport_host,
+        host=mine.transport_host or own_host(config),
         folder=mine.transport_folder,
         active=ActiveRequests(mine.active_requests),
         quorum=mine.publish_quorum,
@@ -175,7 +179,7 @@ def _fleet(mine: TrainerConfig, registry: Registry, run: str, epoch: int) -> Fle
         timeout_s=mine.publish_deadline_s,
         call_timeout_s=mine.call_deadline_s,
     )
-    return InferenceFleet(registry, run=run, epoch=epoch, transfer=transfer)
+    return InferenceFleet(registry, run=config.run, epoch=epoch, transfer=transfer)
 
 
 def _loader(config: TrainerConfig) -> Callable[[Path], Policy]:

@@ -129,8 +129,9 @@ class TrainerConfig(Section):
     publish_quorum: float = Field(0.0, ge=0, le=1)
     """Share of the replicas that must hold a version before one of them serves it. 0: each serves
     it as soon as it has it."""
-    transport_host: str = "127.0.0.1"
-    """Address of this machine that the engines can reach, for the transfer."""
+    transport_host: str = ""
+    """Address of this machine that the engines can reach, for the transfer; empty: advertise_host,
+    else the address from which this machine reaches Redis."""
     publish_deadline_s: float = Field(120.0, gt=0, le=3600)
     """A replica that has not taken a version by then has missed it."""
     replica_check_s: float = Field(5.0, gt=0, le=600)
