@@ -89,7 +89,7 @@ def test_attempts_lost_to_infrastructure_are_labelled_repaired_and_not_trained(
 ) -> None:
     told = ended("infra20", tmp_path)["training"]
     lost = {name: n for name, n in told["attempts"].items() if name.startswith("infra_failure")}
-    assert sorted(lost) == ["infra_failure: box_start", "infra_failure: service_call"]
+    assert sorted(lost) == ["infra_failure: box_start", "infra_failure: host_lost"]
     assert 0 < sum(lost.values()) < sum(told["attempts"].values()) / 2
     assert told["repaired"] >= sum(lost.values()) - told["siblings_left_out"]
     assert told["siblings_trained"] + told["siblings_left_out"] == STEPS * GROUPS * SIBLINGS
