@@ -79,7 +79,7 @@ def result(found: dict[str, Any]) -> dict[str, Any]:
         "figures": figures(found),
         "phases": found["phases"],
         "before": found["before"],
-        "training": found["training"],
+        "training": {k: v for k, v in found["training"].items() if k != "checkpoint"},
         "after": found["after"],
     }
 

@@ -45,6 +45,7 @@ def result(arm: str, seed: int, after: int = 12) -> dict[str, Any]:
             "restored_boxes": 0,
             "siblings_trained": 8,
             "siblings_left_out": 0,
+            "checkpoint": "/machine/of/the/run",
         },
         "after": phase(after),
     }
@@ -78,6 +79,10 @@ def test_a_gain_below_the_target_is_called_missed() -> None:
 def test_lost_attempts_are_counted_and_none_is_said_to_be_trained() -> None:
     page = written({("infra20", 1): result("infra20", 1)})
     assert "Of 10 attempts 2 (20 %) were failures of the infrastructure" in page
+
+
+def test_a_result_names_no_folder_of_the_machine_it_ran_on() -> None:
+    assert "/machine" not in json.dumps(result("main", 1))
 
 
 def test_the_plot_has_a_line_for_each_run() -> None:
