@@ -24,6 +24,7 @@ from sim.host import Host
 from sim.led import Shared
 from sim.models import Model
 from sim.trainer import Checkpoint, Trainer
+from sim.work import evaluates
 
 HEAP_MAX = 50_000
 
@@ -57,6 +58,7 @@ class Facts:
     published_step: int = 0  # the highest whose version was ever published
     retired: set[str] = field(default_factory=set)
     labels: Counter[str] = field(default_factory=Counter)
+    evaluated: dict[str, ev.EvaluatedGroup] = field(default_factory=dict)
 
     @property
     def episodes(self) -> int:
@@ -99,7 +101,7 @@ class Checks:
         self.shared.truth.finished.clear()
         live = [m for stream in self.shared.store.streams.values() for m in stream]
         kept = {(m.stream, m.id): m for m in (*self.shared.archive, *live)}
-        for stream in ("versions", "events", "outcomes", "batches", "fates"):
+        for stream in ("versions", "events", "outcomes", "batches", "evaluations", "fates"):
             for message in kept.values():
                 if message.stream == stream:
                     self._take(message)
@@ -147,6 +149,8 @@ class Checks:
                 self._fate(ev.GroupFate.FromString(message.data))
             case "batches":
                 self._batch(ev.BatchRecord.FromString(message.data))
+            case "evaluations":
+                self._evaluated(ev.EvaluatedGroup.FromString(message.data))
             case "versions":
                 record = ev.PolicyVersionRecord.FromString(message.data)
                 parent = self.facts.versions.setdefault(record.version, record.parent)
@@ -275,8 +279,24 @@ class Checks:
             self.problems.append(f"2: {message.group} is {known} and {fate}")
         if fate is Fate.TRAINED and self.facts.step_of.get(message.group) != message.step:
             self.problems.append(f"2: {message.group} is trained in a step that has it not")
-        if fate is Fate.FILTERED and message.group in self.facts.step_of:
-            self.problems.append(f"2: {message.group} is filtered and in a batch")
+        if fate is not Fate.TRAINED and message.group in self.facts.step_of:
+            self.problems.append(f"2: {message.group} is {fate} and in a batch")
+        if (fate is Fate.EVALUATED) != evaluates(message.group):
+            self.problems.append(f"2: {message.group} is {fate}")
+
+    def _evaluated(self, found: ev.EvaluatedGroup) -> None:
+        """Once, of the newest attempts, each of which has its label."""
+        if self.facts.evaluated.setdefault(found.group, found) is not found:
+            self.problems.append(f"2: {found.group} was evaluated twice")
+        opened = self.facts.opened.get(found.group)
+        if opened is None or len(found.siblings) != opened.group_size:
+            self.problems.append(f"2: {found.group} was evaluated with {len(found.siblings)}")
+        for one in found.siblings:
+            known = self.facts.siblings.get((found.group, one.sibling), {})
+            label = known[one.attempt].label if one.attempt == max(known, default=-1) else None
+            if label is None or codec.outcome_to_pb(label.outcome) != one.outcome:
+                where = f"{found.group}.{one.sibling}.{one.attempt}"
+                self.problems.append(f"3: {where} was evaluated, and that is not what it is")
 
     def _batch(self, record: ev.BatchRecord) -> None:
         known = self.facts.frozen.setdefault(record.step, record)
@@ -296,6 +316,8 @@ class Checks:
         brought = self.gaps and any(c.step >= record.step for c in self.trainer.saved_ever)
         for member in record.members:
             where = f"{member.group} in step {record.step}"
+            if evaluates(member.group):
+                self.problems.append(f"2: {where} is of an evaluation")
             if member.group in self.facts.step_of:
                 self.problems.append(f"2: {where} is in step {self.facts.step_of[member.group]}")
             if brought:

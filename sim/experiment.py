@@ -56,6 +56,7 @@ class Result(Value, frozen=True):
     steps: int
     groups_trained: int
     groups_filtered: int
+    groups_evaluated: int
     void: bool
     faults: int
     fired: dict[str, int]
@@ -128,7 +129,8 @@ class Bench:
         """Groups that may still get a fate."""
         fates = self.checks.facts.fates
         filtered = sum(fate is Fate.FILTERED for fate in fates.values())
-        return self.allowed(filtered) - len(fates)
+        evaluated = sum(fate is Fate.EVALUATED for fate in fates.values())
+        return self.allowed(filtered) - len(fates) + evaluated
 
     def allowed(self, filtered: int) -> int:
         return self.model.groups + min(filtered, self.model.groups)
@@ -137,7 +139,10 @@ class Bench:
         if self.world.steps % 16 or self.left >= self.model.groups_per_batch:
             return False
         filtered = sum(f is Fate.FILTERED for f in self.checks.facts.fates.values())
-        all_opened = len(self.checks.facts.opened) >= self.allowed(filtered)
+        evaluated = sum(f is Fate.EVALUATED for f in self.checks.facts.fates.values())
+        if evaluated < self.model.evaluated:
+            return False
+        all_opened = len(self.checks.facts.opened) >= self.allowed(filtered) + evaluated
         idle = any(router.idle for router in self.routers)
         return all_opened and idle and not any(host.count for host in self.hosts)
 
@@ -213,6 +218,7 @@ def simulate(
 def result_of(bench: Bench, seed: int, faults: int, problem: str) -> Result:
     facts, world = bench.checks.facts, bench.world
     trained = sum(fate is Fate.TRAINED for fate in facts.fates.values())
+    filtered = sum(fate is Fate.FILTERED for fate in facts.fates.values())
     return Result(
         seed=seed,
         trace=world.trace,
@@ -221,7 +227,8 @@ def result_of(bench: Bench, seed: int, faults: int, problem: str) -> Result:
         episodes=facts.episodes,
         steps=len(facts.trained),
         groups_trained=trained,
-        groups_filtered=len(facts.fates) - trained,
+        groups_filtered=filtered,
+        groups_evaluated=len(facts.fates) - trained - filtered,
         void=not problem and facts.episodes < EPISODES_MIN,
         faults=faults,
         fired=dict(sorted(world.fired.items())),

@@ -14,6 +14,7 @@ class Model(Value, frozen=True):
     """One setting of the world."""
 
     groups: int = 16
+    evaluated: int = 0  # groups of an evaluation beside them
     group_size: int = 3
     groups_per_batch: int = 4
     lag_max: int = 1

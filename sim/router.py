@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from msgspec.structs import replace
+
 from muster.errors import MusterError
-from muster.types import EpisodeKey, SamplingParams, job_and_index
+from muster.types import EpisodeKey, Purpose, SamplingParams, job_and_index
 from services.router import chat
 from services.router import events as e
 from services.router.adapters.durable import TAILED, Durable, task_info
@@ -26,7 +28,7 @@ from sim.led import Led, Shared
 from sim.models import Model
 from sim.streams import RUN, ModelStreams, at_once
 from sim.watch import Watch
-from sim.work import CODEC, JOB, blocks, tasks
+from sim.work import CODEC, EVALUATION, JOB, blocks, tasks
 
 _POLL_S = 0.5
 BLOCK = 16  # tokens per entry of the router's index
@@ -259,8 +261,9 @@ class Router(Led):
         """It leads, and no episode runs."""
         if self.machine is None:
             return False
-        found = self.machine.progress(JOB, self.world.now)
-        return found is not None and found.episodes_running == 0
+        jobs = (JOB, EVALUATION) if self.model.evaluated else (JOB,)
+        found = [self.machine.progress(job, self.world.now) for job in jobs]
+        return all(job is not None and job.episodes_running == 0 for job in found)
 
 
 @functools.cache
@@ -283,5 +286,8 @@ def submit(shared: Shared, model: Model) -> None:
         sampling=SamplingParams(seed=7),
         submitted_unix_s=0.0,
     )
+    held = replace(spec, id=EVALUATION, groups=model.evaluated, purpose=Purpose.EVALUATE)
     streams = ModelStreams(shared.store)
-    at_once(Durable(ModelRedis(shared.store), streams).submit(spec, list(tasks())))  # type: ignore[arg-type]
+    durable = Durable(ModelRedis(shared.store), streams)  # type: ignore[arg-type]
+    for job in [spec, held] if model.evaluated else [spec]:
+        at_once(durable.submit(job, list(tasks())))

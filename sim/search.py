@@ -69,6 +69,7 @@ def run_one(seed: int, model: Model, faults: Sequence[Fault] | None = None) -> R
             0,
             0,
             0,
+            0,
             False,
             0,
             none,
@@ -89,7 +90,8 @@ def of_seed(seed: int, model: Model) -> Model:
     Every fourth has a store that may lose its last second, every fourth replicas with less room
     than one long conversation needs; a third has a slow store, a third slow training and
     publication; every other one small batches; in two of five seeds training and publication
-    overlap. So short states last, and what needs many steps comes early.
+    overlap, in one of five an evaluation runs beside them. So short states last, and what needs
+    many steps comes early.
     """
     if not model.faults_mean:
         return model
@@ -101,6 +103,8 @@ def of_seed(seed: int, model: Model) -> Model:
         model = replace(model, groups_per_batch=min(model.groups_per_batch, 2))
     if seed % 5 in (1, 3):
         model = replace(model, ahead_max=1 + seed // 5 % 2)
+    if seed % 5 == 2:
+        model = replace(model, evaluated=6)
     if seed % 4 == 1:
         return replace(model, kv_tokens=min(model.kv_tokens, SMALL_KV_TOKENS))
     return replace(model, power_cuts=True) if seed % 4 == 3 else model

@@ -19,6 +19,14 @@ from services.router.context import Context, pack
 from services.router.events import Message
 
 JOB = "job"
+EVALUATION = "held"  # the job that no trainer may ever get
+
+
+def evaluates(group: str) -> bool:
+    """True for a group of the evaluation."""
+    return group.startswith(f"{EVALUATION}-")
+
+
 _TOML = """schema_version = "1.4"
 [task]
 name = "sim/{name}"
