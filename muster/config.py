@@ -70,6 +70,18 @@ class TelemetryConfig(Section):
     """Seconds between two log lines that tell how late the event loop was."""
 
 
+class TrackingConfig(Section):
+    """The figures of each step, publication and evaluation, below state_dir/tracking/RUN."""
+
+    enabled: bool = True
+    """Write them as JSON lines, steps.jsonl; from these a restart knows what is written."""
+    tensorboard: bool = True
+    """Write them as TensorBoard event files too (needs tensorboardX)."""
+    batch_figures: bool = True
+    """With each step, what the streams say of its batch: rewards, lengths, time to trainable batch
+    and its split. The trainer's process reads them for it."""
+
+
 class Config(Section):
     """Everything a process needs to know, checked."""
 
@@ -92,6 +104,7 @@ class Config(Section):
     redis: RedisConfig = RedisConfig()
     model: ModelConfig = ModelConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+    tracking: TrackingConfig = TrackingConfig()
     sections: dict[str, Section] = {}
     """Filled by the loader, one entry per service."""
 
@@ -101,6 +114,10 @@ class Config(Section):
         if not isinstance(found, kind):
             raise TypeError(f"section {name} is {type(found).__name__}, not {kind.__name__}")
         return found
+
+    def tracked(self, run: str) -> Path:
+        """Folder of a run's tracked figures (muster/tracking_files.py)."""
+        return self.state_dir / "tracking" / run
 
     def history(self, run: str) -> Path:
         """Folder of the entries that were trimmed from a run's streams (muster/history.py)."""
@@ -168,6 +185,7 @@ _TOP_SECTIONS: dict[str, type[Section]] = {
     "redis": RedisConfig,
     "model": ModelConfig,
     "telemetry": TelemetryConfig,
+    "tracking": TrackingConfig,
 }
 
 

@@ -51,6 +51,16 @@ def result(
     return _with(found, groups)
 
 
+def compared(found: EvaluationResult, training: Training) -> EvaluationResult:
+    """The same result, held against a training that its own run knows nothing of."""
+    doubts = (
+        *found.warnings,
+        *sampling_doubts(found.asked.sampling, training),
+        *(d for d in serving_doubts(found.serving, training.serving) if d not in found.warnings),
+    )
+    return replace(found, training=training, warnings=doubts)
+
+
 def _with(found: EvaluationResult, groups: Sequence[EvaluatedGroup]) -> EvaluationResult:
     return replace(found, warnings=tuple(_doubts(found, groups)))
 

@@ -8,6 +8,7 @@ there; a job that was left behind can be asked for again by its name. Does not c
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import uuid
 from pathlib import Path
@@ -23,12 +24,14 @@ from muster.cli.up import finish, run_services
 from muster.client import JobState, MusterClient, Progress
 from muster.config import Config
 from muster.errors import ConfigError, InvalidInput
-from muster.evaluation import EvaluationResult
+from muster.evaluation import EvaluationResult, Training
+from muster.evaluation_doubts import compared
 from muster.evaluation_view import render_evaluation
 from muster.figures import as_json as to_json
 from muster.supervise.state import router_address
 from muster.supervisor import Work
 from muster.taskset import count_tasks
+from muster.tracking_files import read_served
 from muster.types import Purpose, SamplingParams, Value
 from muster.view import console
 from muster.wanted import check_sampling, check_sizes
@@ -89,8 +92,8 @@ def evaluate_model(
                 find = lambda: router_address(resolved.state_dir)  # noqa: E731
                 async with MusterClient(find=find) as client:
                     found = await run(client, options, shown, "")
-                named = replace(found.asked, model=str(model))
-                results.append(replace(found, asked=named))
+                named = replace(found, asked=replace(found.asked, model=str(model)))
+                results.append(compared(named, trained_with(model, config.state_dir.parent)))
 
             return work
 
@@ -117,6 +120,20 @@ def model_config(config: Config, model: Path) -> Config:
         "model": config.model.model_copy(update={"path": str(model.resolve())}),
     }
     return with_free_port(config).model_copy(update=changes)
+
+
+def trained_with(model: Path, state_dir: Path) -> Training:
+    """What the run that wrote this checkpoint was sampled and served with, as far as it is known:
+    the run keeps it with its tracked figures."""
+    try:
+        meta = json.loads((model / "meta.json").read_text("utf-8"))
+        run = str(meta["run"])
+    except (OSError, ValueError, KeyError, TypeError):  # a model that no run wrote
+        return Training()
+    # A checkpoint lies in STATE/checkpoints/RUN/step-…; it may also have been taken elsewhere.
+    places = [state_dir, *model.resolve().parents[2:3]]
+    found = (read_served(place, run) for place in places)
+    return next((one for one in found if one is not None), Training())
 
 
 def checked(options: EvalOptions) -> None:

@@ -585,6 +585,11 @@ class StepReport(_message.Message):
     PREDICTED_KL_FIELD_NUMBER: _builtins.int
     MEASURED_KL_FIELD_NUMBER: _builtins.int
     ENDED_UNIX_S_FIELD_NUMBER: _builtins.int
+    CLIPPED_SHARE_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    ESS_TURN_FIELD_NUMBER: _builtins.int
+    MISMATCH_MEAN_ABS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     grad_norm: _builtins.float
@@ -605,6 +610,13 @@ class StepReport(_message.Message):
     measured_kl: _builtins.float
     ended_unix_s: _builtins.float
     """When the training ended that took train_s; clock of the trainer."""
+    clipped_share: _builtins.float
+    """Share of tokens whose ratio the clip of the loss cut."""
+    groups: _builtins.int
+    """Of the batch, and siblings of it that were not valid."""
+    excluded: _builtins.int
+    ess_turn: _builtins.float
+    mismatch_mean_abs: _builtins.float
     @_builtins.property
     def mismatch(self) -> _containers.RepeatedCompositeFieldContainer[Global___MismatchBucket]: ...
     def __init__(
@@ -628,10 +640,15 @@ class StepReport(_message.Message):
         predicted_kl: _builtins.float = ...,
         measured_kl: _builtins.float = ...,
         ended_unix_s: _builtins.float = ...,
+        clipped_share: _builtins.float = ...,
+        groups: _builtins.int = ...,
+        excluded: _builtins.int = ...,
+        ess_turn: _builtins.float = ...,
+        mismatch_mean_abs: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_unix_s", b"ended_unix_s", "ess_fraction", b"ess_fraction", "grad_norm", b"grad_norm", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clipped_share", b"clipped_share", "ended_unix_s", b"ended_unix_s", "ess_fraction", b"ess_fraction", "ess_turn", b"ess_turn", "excluded", b"excluded", "grad_norm", b"grad_norm", "groups", b"groups", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "mismatch_mean_abs", b"mismatch_mean_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -80,7 +81,34 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
                 yield
 
         driver.door = door
-        await driver.run(life.stopping)
+        async with _tracking(config, redis):
+            await driver.run(life.stopping)
+
+
+@asynccontextmanager
+async def _tracking(config: Config, redis: Redis) -> AsyncIterator[None]:
+    """The run's figures are tracked within the block, and what was recorded in it to its end."""
+    from muster.tasks import end
+    from services.trainer.adapters.tracker import Tracker
+
+    wanted = config.tracking
+    if not wanted.enabled:
+        yield
+        return
+    tracker = Tracker(
+        redis,
+        config.run,
+        config.tracked(config.run),
+        tensorboard=wanted.tensorboard,
+        batch_figures=wanted.batch_figures,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(tracker.run(), name="tracking")
+        try:
+            yield
+        finally:
+            await end(following)
+            await tracker.last()
 
 
 async def _take_over(redis: Redis, run: str, mine: TrainerConfig, store: CheckpointStore) -> int:

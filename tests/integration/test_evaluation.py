@@ -23,7 +23,7 @@ from tests.integration.router_world import Router, answer, fleet, router
 from tests.integration.test_readybank import BankProcess
 
 TASKS = Path(__file__).parents[2] / "tasks"
-EASY = [TASKS / "touch-file", TASKS / "make-directory"]
+HELD_OUT = [TASKS / "delete-file", TASKS / "first-lines"]
 
 
 @asynccontextmanager
@@ -64,12 +64,16 @@ async def test_it_runs_beside_training_and_nothing_of_it_is_trained_on(
 
         replicas[0].spoil = once
         training = await client.submit(
-            EASY, groups=3, group_size=2, job="training", sampling=SamplingParams(1.0)
+            HELD_OUT,
+            groups=3,
+            group_size=2,
+            job="training",
+            sampling=SamplingParams(1.0),
+            split="eval",
         )
         found = await client.evaluate(
-            EASY,
+            HELD_OUT,
             samples=3,
-            split="train",
             sampling=SamplingParams(0.6),
             job="held",
             show=seen.append,
@@ -89,8 +93,8 @@ async def test_it_runs_beside_training_and_nothing_of_it_is_trained_on(
     assert (found.overall.samples, found.overall.passed, found.overall.infra) == (6, 6, 0)
     assert (found.overall.repaired, found.overall.pass_rate) == (2, 1.0)
     assert [version.versions for version in found.versions] == [(0,)]
-    assert [task.task for task in found.tasks] == ["muster/make-directory", "muster/touch-file"]
-    assert found.tasks[0].instances == ("muster/make-directory@1000000",)
+    assert [task.task for task in found.tasks] == ["muster/delete-file", "muster/first-lines"]
+    assert found.tasks[0].instances == ("muster/delete-file@1000000",)
     assert found.warnings == (
         "sampling differs from training: temperature: 0.6 here, 1 there",
         "served otherwise than in training: dtype: float32, bfloat16 (replica r0 first)",
@@ -131,10 +135,10 @@ async def test_a_router_that_takes_over_brings_an_evaluation_to_its_end(
         replicas[0].spoil = only_one
         async with router(redis, run, tmp_path) as it, client_of(it) as client:
             await client.submit(
-                EASY[0],
+                HELD_OUT[0],
                 groups=1,
                 group_size=3,
-                split="train",
+                split="eval",
                 job="held",
                 purpose=Purpose.EVALUATE,
             )

@@ -97,6 +97,11 @@ def _report_to_pb(report: StepReport) -> ev.StepReport:
         train_s=report.train_s,
         lag_mean_versions=report.lag_mean_versions,
         ended_unix_s=report.ended_unix_s,
+        clipped_share=report.figures.clipped_share,
+        groups=report.groups,
+        excluded=report.excluded,
+        ess_turn=found.ess_turn,
+        mismatch_mean_abs=found.mean_abs,
         mismatch=[_bucket_to_pb(bucket) for bucket in report.figures.buckets],
     )
 
