@@ -38,7 +38,7 @@ from muster.v1.inference_pb2_grpc import (
 )
 
 RUN, DEADLINE_S, GRACE_S = "check", 20.0, 5.0
-STREAMS, TOKENS = 4, 400
+STREAMS, TOKENS = 4, 250
 _THIS = str(Path(__file__).resolve())
 
 
@@ -81,7 +81,7 @@ async def serve(options: Options) -> None:
         from services.inference.adapters.fake import FakeEngine, Script
         from services.inference.adapters.receive import receive_and_verify
 
-        engine = FakeEngine(Script(length=1 << 20, step_s=0.005), receive=receive_and_verify)
+        engine = FakeEngine(Script(length=4096, step_s=0.04), receive=receive_and_verify)
     else:
         from services.inference.adapters.vllm import VllmEngine
 

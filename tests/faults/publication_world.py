@@ -207,9 +207,10 @@ class World:
 
         async def made() -> int:
             newest = max(await self.records(), key=lambda r: r.version, default=None)
-            return newest.version if newest is not None and newest.step.step >= steps else 0
+            there = newest is not None and newest.step.step >= steps
+            return newest.version + 1 if newest is not None and there else 0
 
-        return int(await self.until(made, f"step {steps} has its version", limit_s))
+        return int(await self.until(made, f"step {steps} has its version", limit_s)) - 1
 
     async def place_of(self) -> dict[int, int]:
         """version → place of the ring."""

@@ -231,6 +231,53 @@ async def test_a_return_to_an_older_checkpoint_trains_what_it_had_not_seen(tmp_p
     assert aside == ["aside-000002-step-000002", "aside-000002-step-000003"]
 
 
+async def test_the_next_step_is_trained_while_a_version_is_on_its_way(tmp_path: Path) -> None:
+    """The line stands still from the first version on: step 1 is trained, step 2 waits for it."""
+    stage = Stage(tmp_path, steps=3)
+    stage.settings = replace(stage.settings, ahead_max=1)
+    stage.fleet.line.clear()
+    recorded, changed = stage.versions.records, stage.versions.changed
+    driver, stopping = stage.driver(), asyncio.Event()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        async with changed:
+            await changed.wait_for(lambda: [r.version for r in recorded] == [0, 1])
+        while driver.machine.phase is not Phase.PUBLISHING:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        assert (stage.fleet.begun, stage.fleet.serving) == ([0], {"a": 0, "b": 0})
+        stage.fleet.line.set()
+        await stage.bank.drained.wait()
+        while driver.machine.outgoing.behind:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        stopping.set()
+    assert stage.fleet.serving == {"a": 3, "b": 3}
+    assert stage.fleet.published == sorted(stage.fleet.published)
+    assert stage.bank.acknowledged == [0, 1, 2, 3]
+
+
+async def test_a_stop_in_the_middle_of_a_publication_is_heard_at_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, steps=1)
+    stage.fleet.line.clear()
+    driver, stopping = stage.driver(), asyncio.Event()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        tasks.create_task(driver.run(stopping))
+        while not stage.fleet.begun:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        stopping.set()
+    assert driver.machine.phase is Phase.STOPPED
+
+
+async def test_restored_weights_that_are_not_those_of_their_version_stop_the_trainer(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, steps=1)
+    await stage.run()
+    stage.load = lambda folder: FakePolicy([1, 1])
+    with pytest.raises(ExceptionGroup) as failed:
+        await stage.run()
+    assert failed.group_contains(Refused, match="not those that were saved")
+
+
 async def test_a_replica_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.fleet.failing.add("b")
