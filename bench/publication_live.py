@@ -1,24 +1,30 @@
-"""Weights from one process to an engine in another while it decodes: does the line work here?
+"""Publications while an engine decodes: pauses, tokens, memory, and a sender that is killed.
 
-    python scripts/nccl_check.py [--backend nccl|gloo] [--engine vllm|fake] [--model NAME]
-        [--rounds N]
+    python -m bench.publication_live [--backend gloo|nccl] [--engine vllm|fake] [--model NAME]
+        [--rounds N] [--active recompute|keep|finish|abort] [--json PATH]
 
-Prints, for each publication, its latency, the pause of the engine, the longest gap between tokens
-and the tokens lost; that every token sampled meanwhile is in exactly one version's span; and what a
-sender that is killed in the middle of its broadcast leaves behind: how long the engine waits for it
-(at most the deadline), what it serves then, and whether the next publication succeeds. Exit status
-1 when something does not hold. `nccl` needs a GPU that both processes may use, or two; with `gloo`
-the script itself is tried on any machine. **`--backend nccl` has not yet been run on hardware.**
+The engine is another process, behind its service's own driver and gRPC; four streams decode all
+along. Prints, for each publication, its latency, the pause of the engine, the longest gap between
+tokens and the tokens lost. It fails (exit status 1) when the tokens do not add up (what callers
+got = the sum of the versions' spans ≤ what the engine counts, which adds its canaries), when KV of
+an older version was used though `keep` was not asked for, or when a sender that is killed in the
+middle of its broadcast leaves anything behind: the engine must give up within the deadline, serve
+what it served, and take the next version. `nccl` needs a GPU that both processes may use, or two.
+**`--backend nccl` has not yet been run on hardware.**
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import os
 import signal
+import statistics
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +33,10 @@ from typing import Any
 from muster import codec, rpc
 from muster.clock import monotonic
 from muster.model import ensure_model
+from muster.transfer.active import ActiveRequests
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
 from muster.transfer.snapshot import Snapshot
-from muster.types import SamplingParams
+from muster.types import SamplingParams, VersionSpan
 from muster.v1 import common_pb2 as common
 from muster.v1 import inference_pb2 as pb
 from muster.v1.inference_pb2_grpc import (
@@ -46,10 +53,12 @@ _THIS = str(Path(__file__).resolve())
 class Options:
     """The command line."""
 
-    backend: str = "nccl"
+    backend: str = "gloo"
     engine: str = "vllm"
     model: str = "smollm2-135m-instruct"
-    rounds: int = 5
+    rounds: int = 20
+    active: str = "recompute"
+    json: str = ""
     replica: bool = False
     sender: str = ""  # address of the replica: a child that publishes slowly, to be killed
     version: int = 0
@@ -60,9 +69,10 @@ class Decoded:
     """What the streams got."""
 
     tokens: int = 0
-    spanned: int = 0
-    versions: set[int] = field(default_factory=set)
-    problems: list[str] = field(default_factory=list)
+    by_version: Counter[int] = field(default_factory=Counter)  # by the spans
+    on_older_kv: int = 0
+    requests: int = 0
+    aborted: int = 0
 
 
 # The engine's process ------------------------------------------------------------------------
@@ -136,7 +146,11 @@ async def send(options: Options, snapshot: Snapshot, address: str, *, slow: bool
     """One publication of `options.version`; slow: it takes about ten seconds."""
     rate = snapshot.manifest.bytes_total / 10.0 if slow else 0.0
     settings = TransferSettings(
-        backend=options.backend, timeout_s=DEADLINE_S, call_timeout_s=10.0, bytes_per_s=rate
+        backend=options.backend,
+        timeout_s=DEADLINE_S,
+        call_timeout_s=10.0,
+        bytes_per_s=rate,
+        active=ActiveRequests(options.active),
     )
     version = options.version
     (report,) = await publish(
@@ -149,26 +163,45 @@ async def send(options: Options, snapshot: Snapshot, address: str, *, slow: bool
     return report
 
 
-async def decode(address: str, name: int, into: Decoded) -> None:
-    """One request from beginning to end, while versions come."""
-    request = pb.GenerateRequest(
-        episode=common.EpisodeKey(run=RUN, group=f"g{name}", owner_epoch=1),
-        request_id=f"r{name}",
-        prompt_token_ids=codec.pack_ids(range(200, 260)),
-        sampling=codec.sampling_to_pb(SamplingParams(temperature=1.0, seed=name)),
-        max_tokens=TOKENS,
-    )
+async def decode(address: str, name: int, into: Decoded, over: asyncio.Event) -> None:
+    """One request after the other, while versions come."""
     async with rpc.channel(address) as channel:
-        call = InferenceServiceStub(channel).Generate(request, timeout=600)
-        try:
-            async for message in call:
-                into.tokens += len(codec.unpack_ids(message.token_ids))
-                if message.HasField("finish"):
-                    spans = codec.spans_from_pb(message.finish.spans)
-                    into.spanned += sum(span.end - span.start for span in spans)
-                    into.versions |= {span.version for span in spans}
-        finally:
-            call.cancel()
+        while not over.is_set():
+            into.requests += 1
+            request = pb.GenerateRequest(
+                episode=common.EpisodeKey(run=RUN, group=f"g{name}", owner_epoch=1),
+                request_id=f"r{name}.{into.requests}",
+                prompt_token_ids=codec.pack_ids(range(200, 260)),
+                sampling=codec.sampling_to_pb(SamplingParams(temperature=1.0, seed=name)),
+                max_tokens=TOKENS,
+            )
+            call = InferenceServiceStub(channel).Generate(request, timeout=600)
+            try:
+                async for message in call:
+                    into.tokens += len(codec.unpack_ids(message.token_ids))
+                    if message.HasField("finish"):
+                        _count(codec.spans_from_pb(message.finish.spans), into)
+                        into.aborted += message.finish.reason == pb.FINISH_REASON_ABORT
+            finally:
+                call.cancel()
+
+
+def _count(spans: Sequence[VersionSpan], into: Decoded) -> None:
+    for span in spans:
+        into.by_version[span.version] += span.end - span.start
+        if span.kv_min_version < span.version:
+            into.on_older_kv += span.end - span.start
+
+
+def resident_mb(leader: int) -> float:
+    """Memory of a session's processes, pages that they share counted in each."""
+    pages = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = (folder / "stat").read_text("ascii").rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                pages += int(fields[21])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 async def status(address: str) -> pb.GetReplicaStatusResponse:
@@ -177,28 +210,63 @@ async def status(address: str) -> pb.GetReplicaStatusResponse:
         return await stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=10)
 
 
-async def publications(options: Options, snapshot: Snapshot, address: str) -> list[str]:
-    """Rounds of them under decoding streams; what did not hold."""
-    problems, decoded = list[str](), Decoded()
+async def publications(
+    options: Options, snapshot: Snapshot, address: str, leader: int
+) -> tuple[list[str], dict[str, Any]]:
+    """Rounds of them under decoding streams: what did not hold, and the figures."""
+    problems, decoded, over = list[str](), Decoded(), asyncio.Event()
+    reports, memory = list[ReplicaPublication](), list[float]()
+    before = (await status(address)).tokens_generated
     async with asyncio.TaskGroup() as tasks:
         for name in range(STREAMS):
-            tasks.create_task(decode(address, name, decoded), name=f"decode-{name}")
+            tasks.create_task(decode(address, name, decoded, over), name=f"decode-{name}")
         await asyncio.sleep(1.0)
         for _ in range(options.rounds):
             options.version += 1
-            report: ReplicaPublication = await send(options, snapshot, address)
-            _say(
-                f"version {options.version}: latency {report.latency_s:.3f} s, pause "
-                f"{report.pause_s:.3f} s, token gap {report.token_gap_s:.3f} s, tokens lost "
-                f"{report.tokens_lost}, computed again {report.requests_recomputed}"
-                + (f", FAILED: {report.error}" if report.error else "")
-            )
-            problems += [report.error] if report.error else []
-            await asyncio.sleep(0.3)
-    _say(f"{decoded.tokens} tokens sampled, {decoded.spanned} in spans of {decoded.versions}")
-    if decoded.tokens != decoded.spanned or decoded.tokens != STREAMS * TOKENS:
-        problems.append("the tokens of the spans do not add up")
-    return problems
+            reports.append(await send(options, snapshot, address))
+            memory.append(await asyncio.to_thread(resident_mb, leader))
+            _say(_told(options.version, reports[-1], memory[-1]))
+            await asyncio.sleep(0.5)
+        over.set()
+    counted = (await status(address)).tokens_generated - before
+    spanned = decoded.by_version.total()
+    _say(
+        f"{decoded.requests} requests, {decoded.aborted} aborted; {decoded.tokens} tokens got, "
+        f"{spanned} in spans, {counted} counted by the engine; {decoded.on_older_kv} on older KV"
+    )
+    _say(
+        "tokens by version: "
+        + ", ".join(f"{v}: {n}" for v, n in sorted(decoded.by_version.items()))
+    )
+    problems += [report.error for report in reports if report.error]
+    if not decoded.tokens == spanned <= counted:
+        problems.append("the tokens do not add up")
+    if decoded.on_older_kv and options.active != "keep":
+        problems.append("KV of an older version was used, and nobody asked for that")
+    return problems, {
+        "latency_s_p50": statistics.median(r.latency_s for r in reports),
+        "pause_s_p50": statistics.median(r.pause_s for r in reports),
+        "pause_s_max": max(r.pause_s for r in reports),
+        "token_gap_s_max": max(r.token_gap_s for r in reports),
+        "tokens_lost": sum(r.tokens_lost for r in reports),
+        "requests_recomputed": sum(r.requests_recomputed for r in reports),
+        "requests_kept": sum(r.requests_kept for r in reports),
+        "tokens": decoded.tokens,
+        "tokens_counted": counted,
+        "tokens_on_older_kv": decoded.on_older_kv,
+        "memory_mb_first": memory[0],
+        "memory_mb_half": memory[len(memory) // 2],
+        "memory_mb_last": memory[-1],
+    }
+
+
+def _told(version: int, report: ReplicaPublication, memory: float) -> str:
+    return (
+        f"version {version}: latency {report.latency_s:.3f} s, pause {report.pause_s:.3f} s, token "
+        f"gap {report.token_gap_s:.3f} s, lost {report.tokens_lost}, computed again "
+        f"{report.requests_recomputed}, kept {report.requests_kept}, {memory:.0f} MB"
+        + (f", FAILED: {report.error}" if report.error else "")
+    )
 
 
 async def killed_sender(options: Options, snapshot: Snapshot, address: str) -> list[str]:
@@ -231,8 +299,8 @@ async def _until(address: str, phase: int, limit_s: float) -> None:
             await asyncio.sleep(0.05)
 
 
-async def check(options: Options) -> list[str]:
-    """Everything; what did not hold."""
+async def check(options: Options) -> tuple[list[str], dict[str, Any]]:
+    """Everything: what did not hold, and the figures."""
     snapshot = await asyncio.to_thread(snapshot_of, options)
     _say(f"{options.backend}, {options.engine}: {snapshot.manifest.bytes_total / 1e6:.0f} MB")
     own = ("--replica", "--engine", options.engine, "--model", options.model)
@@ -244,9 +312,9 @@ async def check(options: Options) -> list[str]:
                 word, _, rest = line.decode().strip().partition(" ")
                 address = rest if word == "address" else ""
         if not address:
-            return ["the engine did not start"]
-        found = await publications(options, snapshot, address)
-        return found + await killed_sender(options, snapshot, address)
+            return ["the engine did not start"], {}
+        problems, figures = await publications(options, snapshot, address, replica.pid)
+        return problems + await killed_sender(options, snapshot, address), figures
 
 
 def _say(text: str) -> None:
@@ -259,10 +327,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", choices=("nccl", "gloo"), default="nccl")
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--engine", choices=("vllm", "fake"), default="vllm")
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--active", choices=list(ActiveRequests), default="recompute")
+    parser.add_argument("--json", default="", help="a file")
     parser.add_argument("--replica", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--sender", default="", help=argparse.SUPPRESS)
     parser.add_argument("--version", type=int, default=0, help=argparse.SUPPRESS)
@@ -273,8 +343,13 @@ def main() -> int:
     if options.sender:
         asyncio.run(send(options, snapshot_of(options), options.sender, slow=True))
         return 0
-    problems = asyncio.run(check(options))
+    problems, figures = asyncio.run(check(options))
+    for name, value in figures.items():
+        _say(f"{name:24} {value:14,.3f}")
     _say("all held" if not problems else "; ".join(problems))
+    if options.json:
+        result = {"name": "publication_live", "settings": vars(options), "figures": figures}
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     return 1 if problems else 0
 
 
