@@ -10,16 +10,15 @@ Does not cover: sending them (transfer/), gathering what is sharded over process
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from muster.errors import ConfigError, InvalidInput
 from muster.types import Value
 
-State = Mapping[str, Any] | Iterable[tuple[str, Any]]
 Source = Any
-"""A torch module, a mapping of names to tensors, pairs of both, or a function that gives one."""
+"""A torch module, a mapping of names to tensors, a function that gives one, or a model folder."""
 
 _FUSED = ("experts.gate_up_proj", "experts.down_proj")
 _WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -111,7 +110,9 @@ def by_checkpoint_name(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
 
 def _given(source: Source) -> dict[str, Any]:
     """What the source holds, whole and by bare names: parameters first, in their order."""
-    if isinstance(source, Callable) and not hasattr(source, "state_dict"):  # type: ignore[arg-type]
+    if isinstance(source, Path):
+        source = _read(source)
+    if callable(source) and not hasattr(source, "state_dict"):
         source = source()
     if not hasattr(source, "state_dict"):
         return {_bare(name): _whole(tensor) for name, tensor in dict(source).items()}
@@ -128,6 +129,13 @@ def _given(source: Source) -> dict[str, Any]:
     rest = {_bare(name): tensor for name, tensor in model.state_dict().items()}
     fused = any(name.endswith(_FUSED) for name in rest)
     return named if fused else named | {n: _whole(t) for n, t in rest.items() if n not in named}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for path in files for name, tensor in load_file(str(path)).items()}
 
 
 def _unwrapped(model: Any) -> Any:

@@ -62,13 +62,14 @@ class AsyncPublisher:
     """See the module. Open it with `async with`.
 
     source: the model (its tied, wrapped and sharded weights are understood), a mapping of names to
-    tensors, or a function that gives one; it holds the version that the run stands at. bank: whose
-    seat it shares; without one it takes the run's seat itself, and `where` (as of AsyncBankClient)
-    says where the run is. model_folder: what the run began with, for names, shapes and dtypes;
-    None: as the run is configured, where this machine has it, else nothing is checked here. dtype:
-    in which weights are sent; "": as they are in that folder. transfer: how they travel.
-    replica_check_s: how often replicas that lack the version are looked for. replicas_wait_s: how
-    long `publish` waits for a first one. patience_s: how long Redis may be away.
+    tensors, a function that gives one, or a model folder; it holds the version that the run stands
+    at. bank: whose seat it shares; without one it takes the run's seat itself, and `where` (as of
+    AsyncBankClient) says where the run is. model_folder: what the run began with, for names, shapes
+    and dtypes; None: as the run is configured, where this machine has it, else nothing is checked
+    here. dtype: in which weights are sent; "": as they are in that folder. transfer: how they
+    travel. replica_check_s: how often replicas that lack the version are looked for.
+    replicas_wait_s: how long `publish` waits for a first one. patience_s: how long Redis may be
+    away.
     """
 
     def __init__(
@@ -133,20 +134,26 @@ class AsyncPublisher:
         await self._stack.aclose()
 
     async def publish(
-        self, source: Source | None = None, *, step: int | None = None, step_kl: float = 0.0
+        self,
+        source: Source | None = None,
+        *,
+        step: int | None = None,
+        step_kl: float = 0.0,
+        if_changed: bool = False,
     ) -> Published:
         """The weights as they are now become the next version, and every replica gets it.
 
         source: other than the one given at first, for this version. step: the optimizer step (the
         batch's) that made it; None: that of the batch leased last. step_kl: mean KL per token from
-        the version before, where it was measured. Call it between steps: nothing may change the
-        weights while they are copied, at the beginning.
+        the version before, where it was measured. if_changed: weights that are those of the newest
+        version make none; replicas that lack it are sent it. Call it between steps: nothing may
+        change the weights while they are copied, at the beginning.
         Raises InvalidInput for weights that no engine of the run can load, Unavailable when no
         replica took it (the version stands, and is brought to whoever comes), Fenced.
         """
         self._check_seat()
         async with self._one_at_a_time:
-            await self._seal(source, self._step(step), step_kl)
+            await self._seal(source, self._step(step), step_kl, if_changed)
             return await self._bring_to_some()
 
     async def sync(self) -> Published:
@@ -205,9 +212,14 @@ class AsyncPublisher:
                 way_out="load the model from that folder (bank.model), or start the run with yours",
             )
 
-    async def _seal(self, source: Source | None, step: int, step_kl: float) -> None:
+    async def _seal(
+        self, source: Source | None, step: int, step_kl: float, if_changed: bool
+    ) -> None:
+        copied = await self._copy(source, self._seat.version, self._seat.parent)
+        if if_changed and copied.manifest.digest == self._line.digest:
+            return
         version, parent = self._line.seal()
-        made = await self._copy(source, version, parent)
+        made = copied.renamed(version, parent)
         record = _record(made, step, step_kl)
         await self._patiently("the versions stream", lambda: self._records.sealed(record))
         self._snapshot = made
@@ -319,10 +331,16 @@ class Publisher:
         return self.asynchronous.digest
 
     def publish(
-        self, source: Source | None = None, *, step: int | None = None, step_kl: float = 0.0
+        self,
+        source: Source | None = None,
+        *,
+        step: int | None = None,
+        step_kl: float = 0.0,
+        if_changed: bool = False,
     ) -> Published:
         """See AsyncPublisher.publish."""
-        return self._loop.call(self.asynchronous.publish(source, step=step, step_kl=step_kl))
+        work = self.asynchronous.publish(source, step=step, step_kl=step_kl, if_changed=if_changed)
+        return self._loop.call(work)
 
     def sync(self) -> Published:
         """See AsyncPublisher.sync."""

@@ -70,10 +70,10 @@ class Slot(Value, frozen=True):
 
 
 def build(state: Mapping[str, Any], *, version: int, parent: int) -> Manifest:
-    """Manifest of `state` (name → torch tensor, any device), in the mapping's own order."""
+    """Manifest of `state` (name → torch tensor, any device), ordered by name."""
     specs = tuple(
         TensorSpec(name, tuple(tensor.shape), dtype_name(tensor), digest(raw(tensor)))
-        for name, tensor in state.items()
+        for name, tensor in sorted(state.items())
     )
     return of_specs(specs, version=version, parent=parent)
 

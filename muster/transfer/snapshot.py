@@ -23,12 +23,12 @@ class Snapshot(Value, frozen=True):
 
     @classmethod
     def take(cls, state: Mapping[str, Any], *, version: int, parent: int) -> Snapshot:
-        """Of `state` (name → torch tensor, any device), in the mapping's own order.
-
-        Raises InvalidInput for a state that no engine could take.
+        """Of `state` (name → torch tensor, any device), by name: whatever order it comes in, equal
+        weights have an equal digest. Raises InvalidInput for a state that no engine could take.
         """
         import torch
 
+        state = dict(sorted(state.items()))
         empty = tuple(
             weights.TensorSpec(name, tuple(t.shape), weights.dtype_name(t), "")
             for name, t in state.items()

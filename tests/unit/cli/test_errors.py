@@ -147,6 +147,22 @@ def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+def test_without_the_trainer_all_others_are_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["up", "--dry-run", "--without", "trainer", "--config", _config(tmp_path, "")])
+    started = [line for line in capfd.readouterr().out.splitlines() if "# would start" in line]
+    names = [line.split()[3].rstrip(":") for line in started]
+    assert names == ["redis", "sandbox", "inference", "readybank", "router"]
+
+
+@pytest.mark.parametrize("name", ["coach", "router", "readybank"])
+def test_what_no_other_can_stand_for_cannot_be_left_out(muster: Shell, name: str) -> None:
+    said = muster.fails("up", "--dry-run", "--without", name)
+    assert said.startswith(f"--without = '{name}': no service that can run elsewhere")
+
+
 @pytest.mark.parametrize("command", ["watch", "cancel"])
 def test_a_state_folder_where_nothing_runs_is_named(
     muster: Shell, tmp_path: Path, command: str

@@ -73,7 +73,7 @@ def test_a_shard_that_is_gone_is_noticed(tmp_path: Path) -> None:
     made = version(3)
     folder = stored.save(made, tmp_path, shard_bytes=1)
     (folder / "00001.safetensors").unlink()
-    with pytest.raises(Unavailable, match="norm is missing"):
+    with pytest.raises(Unavailable, match="head is missing"):
         stored.load(made.manifest, spec(folder), tmp_path, Staging())
 
 
