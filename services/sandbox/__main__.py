@@ -67,11 +67,7 @@ async def serve(life: Lifecycle) -> None:
         SandboxHost(backend, config, name, bases) as host,
         connect(life.config.redis) as redis,
     ):
-        servicer = (
-            add_SandboxServiceServicer_to_server,
-            SandboxServicer(host, config.backend),
-        )
-
+        servicer = (add_SandboxServiceServicer_to_server, SandboxServicer(host, config.backend))
         limits_cpu = bool(getattr(backend, "limits_cpu", True))
         offer = Offer(backend.builds, bases.patterns, limits.most(config), limits_cpu)
 
