@@ -134,8 +134,8 @@ async def test_the_trainer_is_nearer_to_the_engine_with_the_engines_experts(
     record_property("mean_abs_replayed", with_)
     record_property("mean_abs_by_itself", without)
     record_property("routed_alike", same / cells)
-    assert same / cells > 0.9
-    assert with_ <= without
+    assert same / cells > 0.8
+    assert with_ < without
 
 
 def _segments(ids: list[int], logprobs: list[float], finish: Finish) -> tuple[Segment, Segment]:
