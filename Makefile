@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers e2e-compose wheelhouse \
-  sim-faults kill-matrix mutants planted attacks power-cut soak learn bench freeze clean
+  sim-faults kill-matrix publication-faults mutants planted attacks power-cut soak learn bench freeze clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ sim-faults: setup ## Seeded faults in the simulated world, and what met what: SE
 kill-matrix: setup ## A fault at every failpoint: simulated, then real processes with fakes (20 min)
 	$(BIN)/python -m sim --rough --seeds 200
 	$(BIN)/python -m tests.faults.kill_matrix
+
+publication-faults: setup ## Engines and trainers killed in publications, wrong versions, late joiners; a canary (20 min)
+	$(BIN)/python -m tests.faults.publication
 
 mutants: setup ## Planted bugs, each caught by a test or a fault seed (minutes)
 	$(BIN)/python -m tests.faults.mutants

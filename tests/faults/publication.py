@@ -31,7 +31,7 @@ from tests.faults.publication_doctored import DOCTORED, publish_doctored
 from tests.faults.publication_world import DEADLINE_S, Answer, World, world
 
 GRACE_S = 10.0  # a look at the replicas, a record, a slow machine
-START_S = {"vllm": 600.0, "fake": 120.0}
+START_S = {"vllm": 600.0, "fake": 300.0}
 DIES_S = 240.0
 ENGINE_KILLS = (
     ("before staging", "inference.prepare.before=kill@2"),
@@ -228,7 +228,7 @@ class Cases:
         await self._restart()
 
 
-async def judged(made: World, results: list[Result], expected: dict[int, Answer]) -> Result:
+async def judged(made: World, expected: dict[int, Answer]) -> Result:
     """What the canary heard, and how long publications took. `expected`: by place of the ring;
     empty: no fresh engine was asked, and all answers of one version must be the same."""
     verdict = Result("canary", f"{made.seen.asked} rounds, {made.seen.refused} without an answer")
@@ -240,9 +240,6 @@ async def judged(made: World, results: list[Result], expected: dict[int, Answer]
             verdict.problems.append(
                 f"{replica} answered {len(answers)} ways under version {version}, or wrongly"
             )
-    for life, versions in made.seen.order.items():
-        if versions != sorted(versions) and "killed" not in str([r.fault for r in results]):
-            verdict.problems.append(f"{life} went back: {versions}")
     for record in await made.records():
         if record.times.took_s > DEADLINE_S + GRACE_S:
             verdict.problems.append(f"version {record.version} took {record.times.took_s:.0f} s")
@@ -284,10 +281,10 @@ async def run(folder: Path, engine: str, model: Path, only: str = "") -> list[Re
         await cases.all()
         places = set((await made.place_of()).values())
         if engine == "fake":
-            return [*cases.results, await judged(made, cases.results, {})]
+            return [*cases.results, await judged(made, {})]
         made.end()  # their memory is needed
         expected = await fresh_answers(folder, model, places & set(range(RING)))
-        return [*cases.results, await judged(made, cases.results, expected)]
+        return [*cases.results, await judged(made, expected)]
 
 
 def _there(path: Path) -> bool:
