@@ -11,14 +11,16 @@ from msgspec.structs import replace
 
 from muster.audit import audit
 from muster.config import load_config
+from muster.engines import Engine, Stretch
+from muster.entries import Publication, PublicationTimes, Step
 from muster.errors import NotFound
-from muster.record import Publication
 from muster.report import (
     PUBLICATION,
     SETTINGS,
     TRAINER,
     BatchReport,
     Bottleneck,
+    _decoding_share,
     as_json,
     bottleneck,
     report,
@@ -262,6 +264,32 @@ def test_weights_on_their_way_are_told_from_the_training(good: Story) -> None:
     published = replace(base, trained=replace(base.trained, publications=on_the_way))
     found = bottleneck([with_split(published, decode=1.0), with_split(published, think=9.0)])
     assert found == Bottleneck("publication", 0.7, *SETTINGS["publication"])
+
+
+def test_what_was_trained_beside_a_publication_did_not_wait_for_it(good: Story) -> None:
+    base = batches(good)[0]
+    assert base.trained is not None
+    slow = (Publication("e0", 7.0, 0, 0, 0, 0, 0, 0, ""),)
+    beside = PublicationTimes(took_s=7.0, trained_meanwhile_s=6.0)
+    published = replace(base, trained=replace(base.trained, publications=slow, times=beside))
+    found = bottleneck([with_split(published, decode=1.0), with_split(published, think=9.0)])
+    assert found is not None
+    assert (found.part, found.share) == ("trainer", 0.8)
+
+
+@pytest.mark.parametrize(
+    ("ended", "took", "share"), [(14.0, 2.0, 0.5), (30.0, 2.0, 0.0), (0.0, 2.0, None)]
+)
+def test_the_share_of_training_beside_decoding(
+    ended: float, took: float, share: float | None
+) -> None:
+    """Two replicas: one decodes from 10 to 14, the other never."""
+    ran = [
+        Engine("e0", 50.0, (Stretch(10, 14, 25.0, 2, 0), Stretch(14, 40, 0.0, 2, 0))),
+        Engine("e1", 50.0, ()),
+    ]
+    step = Step(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, took, ended)
+    assert _decoding_share(step, ran) == share
 
 
 def test_a_busy_trainer_is_not_blamed_while_it_waits_longer_than_it_works(good: Story) -> None:
