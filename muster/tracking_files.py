@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from muster import telemetry
 from muster.errors import InvalidInput
@@ -41,10 +42,11 @@ class Tracked:
         self._path, self._sinks = folder / STEPS, sinks
         self._folder = folder
         _cut_torn_end(self._path)
-        self.rows = read_rows(self._path)
-        for row in _newest_of_lines(self.rows):
+        rows = read_rows(self._path)
+        for row in _newest_of_lines(rows):
             for sink in sinks:
                 sink.draw(row)
+        self.rows = [_bare(row) for row in rows]  # what is written, without figures
 
     def write(self, rows: Iterable[Row]) -> None:
         """Raises OSError."""
@@ -56,6 +58,7 @@ class Tracked:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+            self.rows.append(_bare(row))
             for sink in self._sinks:
                 sink.draw(row)
 
@@ -138,6 +141,10 @@ def read_served(state_dir: Path, run: str) -> Training | None:
         return msgspec.json.decode(path.read_bytes(), type=Training)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def _bare(row: Row) -> Row:
+    return replace(row, figures={})
 
 
 def _newest_of_lines(rows: Sequence[Row]) -> list[Row]:

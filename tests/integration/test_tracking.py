@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from redis.asyncio import Redis
 
 from muster import evaluated_codec, served
+from muster.errors import Unavailable
 from muster.evaluated import EvaluatedGroup
 from muster.fingerprint import ServingFingerprint
 from muster.streams import RunStreams, StreamEntry, next_epoch
@@ -113,6 +115,24 @@ async def test_steps_batches_publications_and_evaluations_are_tracked_once_over_
     assert (kept.job, kept.serving) == ("t", (kind,))
     assert kept.sampling is not None
     assert kept.sampling.temperature == 0.5
+
+
+async def test_what_redis_kept_from_being_written_is_written_later(
+    redis: Redis, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, folder = Run(redis, run), tmp_path / "tracking" / run
+    await it.version(made(1, 1, 0))
+    asked: list[str] = []
+
+    async def away_once(client: Redis, name: str) -> tuple[ServingFingerprint, ...]:
+        asked.append(name)
+        if len(asked) == 1:
+            raise Unavailable("Redis is away")
+        return ()
+
+    monkeypatch.setattr(served, "recorded", away_once)
+    assert [row.key for row in await tracked_until(it, folder, 1)] == [("step", 1)]
+    assert len(asked) == 2
 
 
 async def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(

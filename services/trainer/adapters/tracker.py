@@ -64,12 +64,13 @@ class Tracker:
         self._broken = ""
 
     async def run(self) -> None:
-        """For ever."""
-        while True:
+        """Until files cannot be written."""
+        while not self._broken:
             try:
                 await self._take(await self._streams.tail(self._read))
             except Unavailable as error:
                 _log.info("the streams cannot be read now: %s", error)
+                self._begin()
                 await asyncio.sleep(_AWAY_S)
 
     async def last(self) -> None:
@@ -83,6 +84,8 @@ class Tracker:
     async def _take(self, messages: Sequence[Received]) -> None:
         if self._tracked is None and not self._broken:
             await self._on_disk(self._open)
+        if self._broken:
+            return
         rows = [row for message in messages for row in self._rows(message)]
         whole = [await self._with_batch(row) for row in rows]
         if rows:
@@ -95,7 +98,12 @@ class Tracker:
     def _open(self) -> None:
         sinks = boards(self._folder) if self._tensorboard else []
         self._tracked = Tracked(self._folder, sinks)
-        self._book = Book(self._tracked.rows)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read all again: what was due and is not written is due once more."""
+        self._read = dict.fromkeys(_FOLLOWED, "0")
+        self._book = Book(self._tracked.rows if self._tracked else ())
 
     def _write(self, tracked: Tracked, rows: Sequence[Row]) -> None:
         tracked.write(rows)
