@@ -113,7 +113,7 @@ def variables(recipe: Recipe, folder: str, model: str) -> dict[str, str]:
             "MODEL__PATH": model,
             "TELEMETRY__TRACES": "false",
             "ROUTER__LISTEN": "127.0.0.1:0",
-            "ROUTER__EPISODES_MAX": "48",
+            "ROUTER__EPISODES_MAX": "12",
             "ROUTER__CONTEXT_TOKENS_MAX": "1024",
             "ROUTER__TURN_TOKENS_MAX": str(recipe.turn_tokens),
             "INFERENCE__MAX_MODEL_LEN": "1024",
