@@ -44,7 +44,9 @@ def _head(results: Results) -> Iterator[str]:
         "instances. An evaluation has services of its own and no trainer.\n"
     )
     yield (
-        f"The recipe was fixed on seed {plan.TUNING_SEED}, which judges nothing: {recipe.steps} "
+        f"The recipe was fixed on seed {plan.TUNING_SEED}, which judges nothing; there nine steps "
+        "at a rate of 4e-5 brought the mean reward of a batch from 0.26 to 0.74, some of them "
+        f"further than the trainer's alarm for one step allows. It is: {recipe.steps} "
         f"steps of {recipe.groups} groups of {recipe.group_size}, temperature "
         f"{recipe.temperature:g}, learning rate {recipe.lr:g}, {recipe.turn_tokens} tokens a turn, "
         f"AdamW, GRPO advantages, token TIS at 2, lag 0. A pass rate is the mean of the tasks' "
@@ -84,6 +86,8 @@ def _verdict(results: Results) -> Iterator[str]:
 
 
 def _tasks(results: Results) -> Iterator[str]:
+    if not results:
+        return
     yield "## By task\n"
     yield "Passed of 16, untrained → trained, at each temperature.\n"
     for key in WANTED:
@@ -108,6 +112,8 @@ def _passed(found: Mapping[str, Any], phase: str, temperature: float, task: str)
 
 
 def _course(results: Results) -> Iterator[str]:
+    if not results:
+        return
     yield "## The course of the training\n"
     yield (
         "Mean reward of the groups of a batch (fresh instances, at the training's temperature), "
@@ -115,8 +121,8 @@ def _course(results: Results) -> Iterator[str]:
         "per token; k3: mismatch between engine and trainer, per token.\n"
     )
     columns = ("run", "reward by quarters", "variance", "step KL, largest", "k3, mean")
-    yield f"| {' | '.join(columns)} | ESS, least | lag, mean |"
-    yield "|---|---|---|---|---|---|---|"
+    yield f"| {' | '.join(columns)} | ESS, least | lag, mean | attempts lost, repaired |"
+    yield "|---|---|---|---|---|---|---|---|"
     for key in WANTED:
         if key not in results:
             continue
@@ -129,9 +135,16 @@ def _course(results: Results) -> Iterator[str]:
             f"| {key[0]}, seed {key[1]} | {' '.join(rewards)} | "
             f"{_mean(steps, 'variance'):.1f} of {plan.RECIPE.groups} | "
             f"{max(s['step_kl'] for s in steps):.3f} | {_mean(steps, 'k3'):.4f} | "
-            f"{min(s['ess'] for s in steps):.3f} | {_mean(steps, 'lag'):.2f} |"
+            f"{min(s['ess'] for s in steps):.3f} | {_mean(steps, 'lag'):.2f} | "
+            f"{_lost(results[key]['training'])} of "
+            f"{sum(results[key]['training']['attempts'].values())} |"
         )
     yield ""
+
+
+def _lost(training: Mapping[str, Any]) -> int:
+    attempts = training["attempts"].items()
+    return sum(n for name, n in attempts if name.startswith("infra_failure"))
 
 
 def _mean(steps: list[Mapping[str, Any]], name: str) -> float:
@@ -160,7 +173,7 @@ def _infra(results: Results) -> Iterator[str]:
         return
     told = found["training"]
     attempts = told["attempts"]
-    lost = sum(n for name, n in attempts.items() if name.startswith("infra_failure"))
+    lost = _lost(told)
     yield (
         f"Of {sum(attempts.values())} attempts {lost} "
         f"({100 * lost / sum(attempts.values()):.0f} %) were failures of the infrastructure and "
@@ -173,6 +186,8 @@ def _infra(results: Results) -> Iterator[str]:
 
 
 def _evidence(results: Results) -> Iterator[str]:
+    if not any(arm == "main" for arm, _ in results):
+        return
     yield "## Ten successes of each main run, drawn at random\n"
     yield (
         "Of the trained model at the temperature of the gain, drawn by the run's seed; as recorded "
