@@ -120,7 +120,7 @@ def _step(index: RunIndex, batch: Batch) -> dict[str, Any]:
     for version, step in ((v, v.step) for v in made if v.step):
         told |= {
             "variance": step.groups_with_variance,
-            "step_kl": _short(version.step_kl),
+            "step_kl": None if version.step_kl is None else _short(version.step_kl),
             "k3": _short(step.mismatch_k3),
             "ess": _short(step.ess_fraction),
             "truncated": _short(step.truncated_share),

@@ -134,7 +134,7 @@ def _course(results: Results) -> Iterator[str]:
         yield (
             f"| {key[0]}, seed {key[1]} | {' '.join(rewards)} | "
             f"{_mean(steps, 'variance'):.1f} of {plan.RECIPE.groups} | "
-            f"{max(s['step_kl'] for s in steps):.3f} | {_mean(steps, 'k3'):.4f} | "
+            f"{max(s['step_kl'] or 0.0 for s in steps):.3f} | {_mean(steps, 'k3'):.4f} | "
             f"{min(s['ess'] for s in steps):.3f} | {_mean(steps, 'lag'):.2f} | "
             f"{_lost(results[key]['training'])} of "
             f"{sum(results[key]['training']['attempts'].values())} |"

@@ -46,12 +46,47 @@ def _stages(index: RunIndex, step: int) -> Iterator[Finding]:
     frozen, trained = index.frozen.get(step, []), index.trained.get(step, [])
     if not frozen and index.record.whole:
         yield problem("trained, but its composition was never frozen", where)
-    if len({b.members for b in (*frozen, *trained)}) > 1:
-        yield problem("its composition changed after it was frozen", where)
-    elif len(frozen) > 1 or len(trained) > 1:
-        yield note(f"frozen {len(frozen)} times, trained {len(trained)} times, unchanged", where)
+    yield from _compositions(index, step, where)
     if frozen and trained and id_order(trained[0].at) < id_order(frozen[0].at):
         yield problem("trained before it was frozen", where)
+
+
+def _compositions(index: RunIndex, step: int, where: str) -> Iterator[Finding]:
+    """One of each revision; a revision has all that stayed of the former one, and the trained one
+    is the newest."""
+    frozen, trained = index.frozen.get(step, []), index.trained.get(step, [])
+    short = index.short.get(step, [])
+    newest = max((b.revision for b in (*frozen, *short)), default=0)
+    for revision in sorted({b.revision for b in (*frozen, *trained, *short)}):
+        mine = [b for b in (*frozen, *trained) if b.revision == revision]
+        if len({b.members for b in mine}) > 1:
+            yield problem("its composition changed after it was frozen", where)
+        elif (times := Counter(b.trained for b in mine)) and max(times.values()) > 1:
+            told = f"frozen {times[False]} times, trained {times[True]} times, unchanged"
+            yield note(told, where)
+        if revision:
+            yield from _revision(index, step, revision, where)
+    if trained and index.record.whole and trained[-1].revision != newest:
+        yield problem(f"revision {trained[-1].revision} was trained, {newest} is the newest", where)
+
+
+def _revision(index: RunIndex, step: int, revision: int, where: str) -> Iterator[Finding]:
+    """What groups were given back of it, and what stayed."""
+    before = [b for b in index.frozen.get(step, ()) if b.revision == revision - 1]
+    after = [b for b in index.frozen.get(step, ()) if b.revision == revision]
+    short = [b for b in index.short.get(step, ()) if b.revision == revision]
+    if not short:
+        if index.record.whole:
+            yield note(f"revision {revision}: the record of what was given back is lost", where)
+        return
+    stays, returned = short[0].members, set(short[0].returned)
+    if before and [m for m in before[0].members if m.group not in returned] != [*stays]:
+        yield problem(f"revision {revision}: what stays is not what was not given back", where)
+    if after and after[0].members[: len(stays)] != stays:
+        yield problem(f"revision {revision}: it lacks what stayed of the former one", where)
+    for group in sorted(returned - {f.group for f in index.record.fates}):
+        yield problem(f"group {group} was given back and has no fate", where)
+    yield note(f"revision {revision}: {len(returned)} groups given back so far", where)
 
 
 def _members(index: RunIndex, batch: Batch) -> Iterator[Finding]:

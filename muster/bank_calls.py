@@ -14,7 +14,7 @@ import grpc
 
 from muster import codec, payload, rpc, segment_codec
 from muster.errors import InvalidInput, Unavailable
-from muster.leased import BatchMember, FrozenBatch, TrainBatch, Trajectory
+from muster.leased import BatchMember, FrozenBatch, GroupBack, TrainBatch, Trajectory
 from muster.registry import Registry
 from muster.streams import reaching_redis
 from muster.types import Value
@@ -33,6 +33,9 @@ class Registration(Value, frozen=True):
     steps_unseen: tuple[int, ...]
 
 
+_REVISIONS_MAX = 128
+
+
 class GrpcBank:
     """One trainer incarnation's view of the bank; a channel per call, as the bank may move."""
 
@@ -48,6 +51,7 @@ class GrpcBank:
     ):
         self._registry, self._run, self._epoch, self._groups = registry, run, epoch, groups
         self._lease_wait_s, self._deadline_s = lease_wait_s, call_deadline_s
+        self._revisions: dict[int, int] = {}  # of batches that came, by step; the newest of them
 
     async def register(
         self, last_durable_step: int, batches: Sequence[FrozenBatch], oldest_kept_step: int
@@ -69,7 +73,11 @@ class GrpcBank:
     async def lease(self, step: int) -> TrainBatch:
         """Waits for the batch. Raises TimeoutError when `lease_wait_s` ends without one."""
         request = pb.LeaseBatchRequest(
-            run=self._run, trainer_epoch=self._epoch, step=step, groups=self._groups
+            run=self._run,
+            trainer_epoch=self._epoch,
+            step=step,
+            groups=self._groups,
+            former_revision=self._revisions.get(step - 1),
         )
         parts: list[pb.LeaseBatchResponse] = []
         async with rpc.channel(await self._address()) as channel:
@@ -85,7 +93,30 @@ class GrpcBank:
                 raise
             finally:
                 call.cancel()
-        return batch_from_pb(parts)
+        batch = batch_from_pb(parts)
+        newest = {**self._revisions, step: batch.frozen.revision}
+        self._revisions = dict(sorted(newest.items())[-_REVISIONS_MAX:])
+        return batch
+
+    async def return_groups(self, step: int, groups: Sequence[GroupBack]) -> int:
+        """Gives groups of the leased batch of `step` back: it is to be leased again then. Answers
+        how many are back, by this call or an earlier one. Raises Refused for what was acknowledged,
+        is not in the batch, or once too often (`TrainBatch.returns_left`)."""
+        request = pb.ReturnGroupsRequest(
+            run=self._run,
+            trainer_epoch=self._epoch,
+            step=step,
+            groups=[
+                pb.ReturnedGroup(group=g.group, reason=g.reason, measured_kl=g.measured_kl)
+                for g in groups
+            ],
+        )
+        self._revisions.pop(step, None)  # unknown until it is leased again
+        async with rpc.channel(await self._address()) as channel:
+            stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
+            with rpc.calling("ReturnGroups"):
+                answer = await stub.ReturnGroups(request, timeout=self._deadline_s)
+        return int(answer.returned)
 
     async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
         """That step and all before it are durable. Answers the groups of that step."""
@@ -94,6 +125,7 @@ class GrpcBank:
             trainer_epoch=self._epoch,
             step=step,
             oldest_kept_step=oldest_kept_step,
+            revision=self._revisions.get(step),
         )
         async with rpc.channel(await self._address()) as channel:
             stub: ReadyBankServiceAsyncStub = ReadyBankServiceStub(channel)
@@ -127,7 +159,12 @@ def batch_from_pb(parts: list[pb.LeaseBatchResponse]) -> TrainBatch:
             value=f"{header.run}/{header.step}",
             way_out="see the ready bank's log: a frozen batch must be sent whole",
         )
-    return TrainBatch(frozen_from_pb(header), items)
+    predicted = {
+        item.id: part.trajectory.predicted_kl
+        for item, part in zip(items, parts[1:], strict=True)
+        if part.trajectory.HasField("predicted_kl")
+    }
+    return TrainBatch(frozen_from_pb(header), items, predicted, parts[0].returns_left)
 
 
 def frozen_from_pb(record: ev.BatchRecord) -> FrozenBatch:
@@ -138,6 +175,9 @@ def frozen_from_pb(record: ev.BatchRecord) -> FrozenBatch:
         complete_unix_s=record.complete_unix_s,
         trainer_epoch=record.trainer_epoch,
         policy_version=record.policy_version,
+        revision=record.revision,
+        returned=tuple(record.returned),
+        groups=record.groups,
     )
 
 
@@ -151,6 +191,9 @@ def frozen_to_pb(run: str, batch: FrozenBatch) -> ev.BatchRecord:
         complete_unix_s=batch.complete_unix_s,
         trainer_epoch=batch.trainer_epoch,
         policy_version=batch.policy_version,
+        revision=batch.revision,
+        returned=batch.returned,
+        groups=batch.groups,
     )
 
 

@@ -165,7 +165,8 @@ def _version(m: Received) -> tuple[str, Any]:
     step = _plain(Step, v.step) if v.HasField("step") else None
     publications = tuple(_plain(Publication, p) for p in v.publications)
     published = v.stage == ev.VERSION_STAGE_PUBLISHED
-    whence = (v.version, v.parent, v.digest, published, v.checkpoint, v.step_kl, v.at_unix_s)
+    moved = v.step_kl if v.HasField("step_kl") else None
+    whence = (v.version, v.parent, v.digest, published, v.checkpoint, moved, v.at_unix_s)
     times = _plain(PublicationTimes, v.times)
     return "versions", Version(m.id, *whence, step, publications, times)
 
@@ -178,13 +179,23 @@ def _batch(m: Received) -> tuple[str, Any]:
     times = (b.asked_unix_s, b.complete_unix_s)
     trained = b.stage == ev.BATCH_STAGE_TRAINED
     return "batches", Batch(
-        m.id, b.step, trained, members, *times, b.trainer_epoch, b.policy_version
+        m.id,
+        b.step,
+        trained,
+        members,
+        *times,
+        b.trainer_epoch,
+        b.policy_version,
+        b.revision,
+        tuple(b.returned),
+        b.stage == ev.BATCH_STAGE_RETURNED,
     )
 
 
 def _fate(m: Received) -> tuple[str, Any]:
     f = ev.GroupFate.FromString(m.data)
-    return "fates", FateOf(m.id, f.group, codec.fate_from_pb(f.fate), f.step, f.reason)
+    kls = (_present(f, name) for name in ("predicted_kl", "scored_kl", "measured_kl"))
+    return "fates", FateOf(m.id, f.group, codec.fate_from_pb(f.fate), f.step, f.reason, *kls)
 
 
 def _job(m: Received) -> tuple[str, Any]:
@@ -202,7 +213,13 @@ def _evaluated(m: Received) -> tuple[str, Any]:
 def _plain(kind: type[R], message: Message) -> R:
     """A carrier whose fields are those of the same names in the message."""
     names = kind.__struct_fields__  # type: ignore[attr-defined]
-    return kind(**{name: getattr(message, name) for name in names})
+    return kind(**{name: _present(message, name) for name in names})
+
+
+def _present(message: Message, name: str) -> Any:
+    """A field's value; None where it may be absent, and is."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return None if field.has_presence and not message.HasField(name) else getattr(message, name)
 
 
 _DECODERS: Mapping[str, Callable[[Received], tuple[str, Any]]] = {

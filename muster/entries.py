@@ -136,6 +136,9 @@ class Step(Value, frozen=True):
     truncated_share: float
     train_s: float
     ended_unix_s: float = 0.0  # when it was trained, by the trainer's clock; 0: not recorded
+    groups_returned: int = 0  # given back by the trainer before it
+    predicted_kl: float | None = None  # mean of the bank's bounds on its trajectories …
+    measured_kl: float | None = None  # … and of what the trainer found on the same, per token
 
 
 class PublicationTimes(Value, frozen=True):
@@ -170,7 +173,7 @@ class Version(Value, frozen=True):
     digest: str
     published: bool
     checkpoint: str
-    step_kl: float
+    step_kl: float | None  # None: not measured
     at_unix_s: float
     step: Step | None
     publications: tuple[Publication, ...]
@@ -185,7 +188,7 @@ class Member(Value, frozen=True):
 
 
 class Batch(Value, frozen=True):
-    """A batch was frozen, or trained."""
+    """A batch was frozen, or trained, or groups of it were given back (`short`: what stays)."""
 
     at: str
     step: int
@@ -195,6 +198,9 @@ class Batch(Value, frozen=True):
     complete_unix_s: float
     trainer_epoch: int
     policy_version: int
+    revision: int = 0  # how often groups of it were given back
+    returned: tuple[str, ...] = ()  # all that were
+    short: bool = False
 
 
 class FateOf(Value, frozen=True):
@@ -205,6 +211,9 @@ class FateOf(Value, frozen=True):
     fate: Fate
     step: int
     reason: str
+    predicted_kl: float | None = None  # the bank's bound on its drift, per token
+    scored_kl: float | None = None  # as an idle replica measured it
+    measured_kl: float | None = None  # as the trainer did
 
 
 class EvaluatedOf(Value, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from math import inf
 
-from muster.entries import Intended
+from muster.entries import FateOf, Intended
 from muster.run_index import RunIndex
 from muster.stream_ids import id_order, id_unix_s
 from muster.subject import Kind, Subject
@@ -127,10 +127,21 @@ def _unfinished(index: RunIndex, group: str) -> list[int]:
     return found
 
 
+def _why(fate: FateOf) -> str:
+    """Its reason, with the figures that it was decided on (KL per token)."""
+    figures = (
+        ("at most", fate.predicted_kl),
+        ("scored", fate.scored_kl),
+        ("measured by the trainer", fate.measured_kl),
+    )
+    told = ", ".join(f"{name} {kl:.3g}" for name, kl in figures if kl is not None)
+    return f"{fate.reason} ({told} nats per token)" if told else fate.reason
+
+
 def _group(group: str, index: RunIndex) -> list[Waiting]:
     fate = index.fate(group)
     if fate is not None:
-        told = f"trained in batch {fate.step}" if fate.step else f"filtered: {fate.reason}"
+        told = f"trained in batch {fate.step}" if fate.step else f"filtered: {_why(fate)}"
         return [Waiting(group, told, next_command="muster audit")]
     for step in index.in_batches().get(group, ())[-1:]:
         told = "the trainer's step and its checkpoint"

@@ -25,7 +25,7 @@ class Trained(Value, frozen=True):
     version: int
     parent: int
     digest: str
-    step_kl: float
+    step_kl: float | None  # None: not measured
     step: Step
     publications: tuple[Publication, ...]
     times: PublicationTimes = PublicationTimes()
@@ -74,6 +74,25 @@ class BatchReport(Value, frozen=True):
     failed: tuple[EpisodeOf, ...] = ()  # without success, invalid ones first, at most 3
 
 
+class Drift(Value, frozen=True):
+    """The bank's bounds on drift (KL per token) against what was measured; None without any.
+
+    Of trained trajectories, as the trainer measured them (means over steps); and of groups that the
+    bank refused unmeasured (`stale_kl`), those that a replica scored all the same. `refused`,
+    `refused_scored`: groups that the bank refused by the bound, by a score. `returned`: those that
+    the trainer gave back.
+    """
+
+    trained_predicted_kl: float | None = None
+    trained_measured_kl: float | None = None
+    refused: int = 0
+    refused_scored: int = 0
+    returned: int = 0
+    calibrated: int = 0
+    calibrated_predicted_kl: float | None = None
+    calibrated_scored_kl: float | None = None
+
+
 class RunTotals(Value, frozen=True):
     """The whole run."""
 
@@ -100,6 +119,7 @@ class RunTotals(Value, frozen=True):
     groups_retired: int  # known by their totals alone; beside the others
     versions_published: int
     wall_s: float  # first submission to last batch complete
+    drift: Drift = Drift()
 
 
 class Bottleneck(Value, frozen=True):

@@ -43,6 +43,18 @@ class FrozenBatch(Value, frozen=True):
     complete_unix_s: float = 0.0
     trainer_epoch: int = 0
     policy_version: int = 0
+    revision: int = 0  # how often groups of it were given back
+    returned: tuple[str, ...] = ()  # all that were
+    groups: int = 0  # as the bank's record has it
+
+
+class GroupBack(Value, frozen=True):
+    """A group that is given back, why, and what was measured on its worst trajectory (KL per
+    token)."""
+
+    group: str
+    reason: str
+    measured_kl: float
 
 
 class TrainBatch(Value, frozen=True):
@@ -50,6 +62,8 @@ class TrainBatch(Value, frozen=True):
 
     frozen: FrozenBatch
     trajectories: tuple[Trajectory, ...]
+    predicted_kl: dict[str, float] = {}  # by trajectory id, where the bank has a bound
+    returns_left: int = 0  # how often groups of it may still be given back
 
     @property
     def step(self) -> int:

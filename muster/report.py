@@ -14,6 +14,7 @@ from statistics import fmean
 
 from muster.bias import bias
 from muster.bottleneck import PUBLICATION, SETTINGS, TRAINER, bottleneck
+from muster.drift import drift
 from muster.engines import Engine, engines
 from muster.entries import Batch, Labelled, PublicationTimes, RunRecord, Step, Turn
 from muster.errors import NotFound
@@ -104,7 +105,7 @@ def _batch(index: RunIndex, step: int, steps: list[int], ran: Sequence[Engine]) 
     lanes = [lane(index, m.group, n, a) for m in batch.members for n, a in enumerate(m.attempts)]
     return BatchReport(
         step=step,
-        stage="trained" if batch.trained else "frozen",
+        stage="trained" if batch.trained else "returned" if batch.short else "frozen",
         groups=len(batch.members),
         trajectories=len(members),
         time_to_trainable_batch_s=max(0.0, batch.complete_unix_s - start),
@@ -225,6 +226,7 @@ def _totals(index: RunIndex) -> RunTotals:
         groups_retired=0 if record.whole else sum(map(len, record.kept.retired_after.values())),
         versions_published=len({v.version for v in record.versions if v.published}),
         wall_s=max(0.0, max(complete) - min(submitted)) if complete and submitted else 0.0,
+        drift=drift(index),
     )
 
 

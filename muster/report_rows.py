@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from muster.entries import Publication
-from muster.figures import BatchReport, RunReport, Trained
+from muster.figures import BatchReport, Drift, RunReport, Trained
 from muster.split import PARTS
 from muster.view import bias_lines, counted, number, seconds, share
 
@@ -65,6 +65,7 @@ def lines(report: RunReport) -> list[str]:
         found.append(f"steps whose result a later router read from the box: {t.steps_resumed}")
     if t.flaky_by_task:
         found.append(f"verdicts that differed between two runs: {counted(t.flaky_by_task)}")
+    found += _drift(t.drift)
     if t.groups_retired:
         found.append(f"{t.groups_retired} retired groups are on the bank's disk, not shown here")
     found += [
@@ -75,6 +76,28 @@ def lines(report: RunReport) -> list[str]:
         for e in report.engines
     ]
     return [*found, *bias_lines(report.bias)]
+
+
+def _drift(d: Drift) -> list[str]:
+    """The bank's bounds against what was measured, KL per token."""
+    found = []
+    if d.trained_measured_kl is not None:
+        found.append(
+            f"drift of what was trained: at most {number(d.trained_predicted_kl)} predicted, "
+            f"{number(d.trained_measured_kl)} measured by the trainer (KL per token)"
+        )
+    if d.refused or d.refused_scored or d.returned:
+        found.append(
+            f"groups too far off: {d.refused} by their bound, {d.refused_scored} by a replica's "
+            f"score, {d.returned} given back by the trainer"
+        )
+    if d.calibrated:
+        found.append(
+            f"calibration: {d.calibrated} of those refused by their bound were scored all the "
+            f"same: {number(d.calibrated_predicted_kl)} predicted, "
+            f"{number(d.calibrated_scored_kl)} scored"
+        )
+    return found
 
 
 def failures(shown: Sequence[BatchReport]) -> list[str]:
@@ -193,6 +216,11 @@ _TRAINED: list[Row] = [
     ("mismatch k1", _of(lambda t: number(t.step.mismatch_k1))),
     ("mismatch k3", _of(lambda t: number(t.step.mismatch_k3))),
     ("mismatch max |Δlogp|", _of(lambda t: number(t.step.mismatch_max_abs))),
+    (
+        "drift predicted / measured (KL)",
+        _of(lambda t: f"{number(t.step.predicted_kl)} / {number(t.step.measured_kl)}"),
+    ),
+    ("groups given back", _of(lambda t: str(t.step.groups_returned))),
     ("training", _of(lambda t: seconds(t.step.train_s))),
     ("  beside decoding", _of(lambda t: share(t.decoding_share))),
     ("publication: waited", _of(lambda t: seconds(t.times.waited_s))),

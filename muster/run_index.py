@@ -49,6 +49,7 @@ class RunIndex:
         self.by_group: dict[str, dict[int, dict[int, list[Event]]]] = defaultdict(dict)
         self.fates: dict[str, list[FateOf]] = defaultdict(list)
         self.frozen: dict[int, list[Batch]] = defaultdict(list)
+        self.short: dict[int, list[Batch]] = defaultdict(list)  # what stays after a return
         self.trained: dict[int, list[Batch]] = defaultdict(list)
         self.versions: dict[int, list[Version]] = defaultdict(list)
         self._made: dict[int, list[Version]] = defaultdict(list)
@@ -62,7 +63,8 @@ class RunIndex:
         for fate in record.fates:
             self.fates[fate.group].append(fate)
         for batch in record.batches:
-            (self.trained if batch.trained else self.frozen)[batch.step].append(batch)
+            of_stage = self.short if batch.short else self.trained if batch.trained else self.frozen
+            of_stage[batch.step].append(batch)
         for version in record.versions:
             self.versions[version.version].append(version)
         for first in (records[0] for records in self.versions.values()):
@@ -129,8 +131,8 @@ class RunIndex:
 
     @property
     def steps(self) -> set[int]:
-        """Of all batches, frozen or trained."""
-        return {*self.frozen, *self.trained}
+        """Of all batches, frozen or trained, or to be topped up."""
+        return {*self.frozen, *self.trained, *self.short}
 
     def in_batches(self, *, trained: bool = False) -> dict[str, list[int]]:
         """Steps of the batches (or of the trained ones alone) that hold each group."""
@@ -145,12 +147,19 @@ class RunIndex:
         that batch, which is older than the fate. The group keeps it (docs/adr/0006)."""
         if fate.fate is not Fate.FILTERED:
             return False
-        first, told = (self.frozen.get(step) or self.trained[step])[0], id_order(fate.at)
+        first, told = self._first(step), id_order(fate.at)
         return told < id_order(first.at) and first.asked_unix_s < id_unix_s(fate.at)
 
     def batch(self, step: int) -> Batch:
-        """The record of a step that says most: trained if there is one."""
-        return (self.trained.get(step) or self.frozen[step])[-1]
+        """The record of a step that says most: trained if there is one; else of the newest
+        revision, what was frozen."""
+        if step in self.trained:
+            return self.trained[step][-1]
+        found: list[Batch] = [*self.short.get(step, ()), *self.frozen.get(step, ())]
+        return max(found, key=lambda batch: (batch.revision, not batch.short))
+
+    def _first(self, step: int) -> Batch:
+        return (self.frozen.get(step) or self.short.get(step) or self.trained[step])[0]
 
     def member_ids(self, members: Iterable[Member]) -> list[str]:
         """Episode ids that a batch trains on."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from muster import codec
 from muster.errors import Fenced, Refused, Unavailable
+from muster.leased import FrozenBatch
 from muster.streams import Received
 from muster.types import EpisodeKey
 from muster.v1 import events_pb2 as ev
@@ -49,7 +50,14 @@ class Bank(Led):
         self._calls = {}
 
     def lead(self) -> None:
-        rules = e.BankRules(repairs_max=self.model.repairs_max, stall_s=30.0)
+        rules = e.BankRules(
+            repairs_max=self.model.repairs_max,
+            stall_s=30.0,
+            kl_sure=self.model.kl_sure,
+            kl_refuse=self.model.kl_refuse,
+            calibrate_share=0.5,
+            score_wait_s=3.0,
+        )
         self._calls = {}
         self._number = 0
         self._read: dict[str, str] = {}
@@ -159,7 +167,7 @@ class Bank(Led):
 
         def read() -> list[rb.LeaseBatchResponse]:
             header = feed.batch_to_pb(RUN, command.batch, ev.BATCH_STAGE_FROZEN)
-            parts = [rb.LeaseBatchResponse(header=header)]
+            parts = [rb.LeaseBatchResponse(header=header, returns_left=command.returns_left)]
             for group in command.groups:
                 parts += [_part(self.streams, group, sibling) for sibling in group.siblings]
             return parts
@@ -173,16 +181,36 @@ class Bank(Led):
             work = partial(freeze, self.streams, feed.frozen_entry(RUN, command.batch))  # type: ignore[arg-type]
             frozen = e.BatchFrozen(command.batch.step)
             self.patiently_slowly(work, lambda _: self.feed(frozen), "WriteFrozen")
+        elif isinstance(command, e.WriteReturned):
+            short, *fates = feed.returned_entries(RUN, command.batch, command.fates)
+            work = partial(freeze, self.streams, short, fates)  # type: ignore[arg-type]
+            returned = e.BatchReturned(command.batch.step)
+            self.patiently_slowly(work, lambda _: self.feed(returned), "WriteReturned")
         elif isinstance(command, e.WriteTrained):
             entries = feed.trained_entries(RUN, command.batch, command.fates)
             self._write("WriteTrained", entries, e.BatchTrained(command.batch.step))
         elif isinstance(command, e.WriteFate):
             done = e.FateWritten(command.fate.group)
             self._write("WriteFate", feed.closing_entries(RUN, command), done)
+        elif isinstance(command, e.ScoreGroup):
+            found = self._scored(command)
+            self.soon(self.world.spread("score", self.model.score_s), lambda: self.feed(found))
         elif isinstance(command, e.TellStall):
             self.stalls.append((self.world.now, command.problem))
         elif not self.retirer.execute(command):
             self._answer(command)
+
+    def _scored(self, command: e.ScoreGroup) -> e.BankEvent:
+        """By chance: nobody, or some figure."""
+        chance = self.world.rng("score")
+        if chance.random() < 0.3:
+            return e.ScoreMissed(command.group, "no replica is idle")
+        worst, version = 2 * self.model.kl_sure, command.version
+        scores = (
+            e.Score(s.sibling, s.attempt, version, 1, chance.uniform(0.0, worst))
+            for s in command.siblings
+        )
+        return e.GroupScored(command.group, tuple(scores))
 
     def _write(self, op: str, entries: list[Any], event: e.BankEvent) -> None:
         work = partial(self.streams.append, entries)
@@ -211,3 +239,19 @@ def _part(
             raise Refused("the tokens of a turn are gone", field="payload_key", value=name)
         part.trajectory.turns.add(key=name, payload=data)
     return part
+
+
+def as_brought(batch: FrozenBatch) -> e.Batch:
+    """A checkpoint's batch, as its trainer brings it."""
+    members = tuple(e.BatchMember(m.group, m.attempts) for m in batch.members)
+    return e.Batch(
+        step=batch.step,
+        members=members,
+        asked_unix_s=batch.asked_unix_s,
+        complete_unix_s=batch.complete_unix_s,
+        trainer_epoch=batch.trainer_epoch,
+        policy_version=batch.policy_version,
+        revision=batch.revision,
+        returned=batch.returned,
+        groups=batch.groups,
+    )

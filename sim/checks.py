@@ -51,7 +51,8 @@ class Facts:
     opened: dict[str, ev.GroupOpened] = field(default_factory=dict)
     siblings: dict[tuple[str, int], dict[int, Attempt]] = field(default_factory=dict)
     fates: dict[str, Fate] = field(default_factory=dict)
-    frozen: dict[int, ev.BatchRecord] = field(default_factory=dict)
+    frozen: dict[int, ev.BatchRecord] = field(default_factory=dict)  # the newest revision, whole
+    short: dict[int, ev.BatchRecord] = field(default_factory=dict)  # groups of it were given back
     trained: set[int] = field(default_factory=set)
     step_of: dict[str, int] = field(default_factory=dict)  # group → step of its batch
     versions: dict[int, int] = field(default_factory=dict)  # version → parent
@@ -299,7 +300,13 @@ class Checks:
                 self.problems.append(f"3: {where} was evaluated, and that is not what it is")
 
     def _batch(self, record: ev.BatchRecord) -> None:
-        known = self.facts.frozen.setdefault(record.step, record)
+        if record.stage == ev.BATCH_STAGE_RETURNED:
+            self._returned(record)
+            return
+        known = self.facts.frozen.get(record.step)
+        if known is None or known.revision < record.revision:
+            self._revised(record)
+            known = self.facts.frozen[record.step] = record
         if list(known.members) != list(record.members):
             self.problems.append(f"2: step {record.step} has two compositions")
         if record.stage == ev.BATCH_STAGE_TRAINED:
@@ -308,6 +315,38 @@ class Checks:
                 self.problems.append(f"2: step {record.step} is trained, and in no checkpoint")
         elif known is record:
             self._frozen(record)
+
+    def _returned(self, record: ev.BatchRecord) -> None:
+        """What stays is of the batch as it was; what went is in no batch, and in no checkpoint."""
+        where, known = f"step {record.step}", self.facts.frozen.pop(record.step, None)
+        self.facts.short[record.step] = record
+        stays = [m.group for m in record.members]
+        had = [m.group for m in known.members] if known else []
+        if record.step in self.facts.trained:
+            self.problems.append(f"2: {where} is trained, and groups of it were given back")
+        if not self.gaps and (known is None or known.revision + 1 != record.revision):
+            self.problems.append(f"2: groups of {where} were given back before it was whole")
+        if known and [g for g in had if g not in record.returned] != stays:
+            self.problems.append(f"2: {where} had {had}, and what stays is {stays}")
+        for group in record.returned:
+            self.facts.step_of.pop(group, None)
+
+    def _revised(self, record: ev.BatchRecord) -> None:
+        """It comes after what stayed of it, and has all of that."""
+        short = self.facts.short.pop(record.step, None)
+        brought = self.gaps and any(c.step >= record.step for c in self.trainer.saved_ever)
+        former = short or self.facts.frozen.get(record.step)
+        for member in former.members if former else ():
+            self.facts.step_of.pop(member.group, None)
+        if brought or not record.revision:
+            return
+        stays = list(short.members) if short else []
+        whole = short is not None and (short.revision, short.groups) == (
+            record.revision,
+            len(record.members),
+        )
+        if not whole or list(record.members)[: len(stays)] != stays:
+            self.problems.append(f"2: step {record.step} was not topped up from what stayed of it")
 
     def _frozen(self, record: ev.BatchRecord) -> None:
         if len(record.members) != self.model.groups_per_batch:
@@ -342,6 +381,11 @@ class Checks:
         steps = [batch.step for batch in checkpoint.trained]
         if steps != list(range(1, checkpoint.step + 1)):
             self.problems.append(f"2: the checkpoint of step {checkpoint.step} has steps {steps}")
+        for batch in checkpoint.trained:
+            known = self.facts.frozen.get(batch.step)
+            if known and known.revision != batch.revision and not self.gaps:
+                told = f"revision {batch.revision} of step {batch.step}, not {known.revision}"
+                self.problems.append(f"2: the checkpoint of step {checkpoint.step} has {told}")
         groups = [m.group for batch in checkpoint.trained for m in batch.members]
         if len(groups) != len(set(groups)):
             twice = next(g for g, n in Counter(groups).items() if n > 1)

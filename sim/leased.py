@@ -22,7 +22,7 @@ class LeaseChecks:
     def __init__(self, checks: Checks, engines: Engines):
         self.checks, self.engines = checks, engines
         self.lag_max = 0
-        self._sent: dict[int, bytes] = {}
+        self._sent: dict[tuple[int, int], bytes] = {}  # by step and revision
         engines.stale = lambda problem: self._problem(f"8: {problem}")
         engines.on_disk = checks.trainer.has
         checks.trainer.on_lease = self._on_lease
@@ -40,7 +40,7 @@ class LeaseChecks:
         if frozen is None or members != [(m.group, tuple(m.attempts)) for m in frozen.members]:
             self._problem(f"2: step {batch.step} was sent before it was durable, or otherwise")
         digest = fingerprint(tuple(hash(t) for t in batch.trajectories))
-        if self._sent.setdefault(batch.step, digest) != digest:
+        if self._sent.setdefault((batch.step, batch.frozen.revision), digest) != digest:
             self._problem(f"2: step {batch.step} was sent twice and not the same")
         for trajectory in batch.trajectories:
             self._trajectory(batch.step, trajectory)

@@ -42,6 +42,12 @@ class Model(Value, frozen=True):
     checkpoint_every: int = 1
     checkpoints_kept: int = 3
     ahead_max: int = 0  # above 0: training and publication overlap (trainer.loop = "async")
+    # drift of the policy, KL per token; 0 turns that off
+    returns: float = 0.0  # share of its batches of which the trainer gives groups back
+    step_kl: float = 0.0  # of one step
+    kl_sure: float = 0.02
+    kl_refuse: float = 0.0
+    score_s: float = 0.5
     # replicas and the router's policies
     kv_tokens: int = 1 << 20  # of one replica
     placement: str = "sticky_least_loaded"

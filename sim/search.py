@@ -90,8 +90,8 @@ def of_seed(seed: int, model: Model) -> Model:
     Every fourth has a store that may lose its last second, every fourth replicas with less room
     than one long conversation needs; a third has a slow store, a third slow training and
     publication; every other one small batches; in two of five seeds training and publication
-    overlap, in one of five an evaluation runs beside them. So short states last, and what needs
-    many steps comes early.
+    overlap, in two the policy drifts (groups are scored, refused and given back), in one an
+    evaluation runs beside them. So short states last, and what needs many steps comes early.
     """
     if not model.faults_mean:
         return model
@@ -99,6 +99,8 @@ def of_seed(seed: int, model: Model) -> Model:
         model = replace(model, store_s=SLOW_STORE_S)
     elif seed % 3 == 1:
         model = replace(model, train_s=3 * model.train_s, publish_s=SLOW_S, save_s=SLOW_S)
+    if seed % 5 > 2:
+        model = replace(model, returns=0.3, step_kl=0.01, kl_refuse=0.06)
     if seed // 12 % 2:
         model = replace(model, groups_per_batch=min(model.groups_per_batch, 2))
     if seed % 5 in (1, 3):

@@ -12,17 +12,18 @@ from typing import Any
 
 from muster.bank_calls import batch_from_pb
 from muster.errors import Fenced, MusterError, Unavailable
-from muster.leased import FrozenBatch, TrainBatch
+from muster.leased import FrozenBatch, GroupBack, TrainBatch
 from muster.streams import StreamEntry
 from muster.transfer.newest import Newest
 from muster.types import Value
 from services.readybank import events as e
 from services.trainer import schedule as s
 from services.trainer.adapters.version_log import RedisVersionLog, record_to_pb
-from services.trainer.figures import StepFigures, StepReport
+from services.trainer.figures import Mismatch, StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.ports import ReplicaReport, Stage, VersionRecord
-from sim.bank import Bank
+from services.trainer.returns import GroupsReturned, to_keep, to_return
+from sim.bank import Bank, as_brought
 from sim.engine import Replica
 from sim.led import Led, Shared
 from sim.models import Model
@@ -40,7 +41,7 @@ class Checkpoint(Value, frozen=True):
     step: int
     record: VersionRecord
     lineage: Lineage
-    batches: tuple[FrozenBatch, ...]  # since the checkpoint before
+    batches: tuple[FrozenBatch, ...]  # since the checkpoint before, as services/trainer/returns.py
     trained: tuple[FrozenBatch, ...]
 
 
@@ -100,6 +101,7 @@ class Trainer(Led):
         self.unpublished = []
         self._batch: TrainBatch | None = None
         self._unsaved: tuple[FrozenBatch, ...] = ()
+        self._revisions: dict[int, int] = {}
         self.every(5.0, self._look)
         self.patiently("versions", self._known, self._start)
 
@@ -233,7 +235,7 @@ class Trainer(Led):
     def _register(self, command: s.Register, then: Then) -> None:
         """With every batch that the newest checkpoint added."""
         epoch, step = self.epoch, command.last_durable_step
-        batches = tuple(map(_to_bank, self._saved))
+        batches = tuple(map(as_brought, self._saved))
         self.told_oldest = max(self.told_oldest, command.oldest_kept)
         self._ask(
             "Register",
@@ -251,7 +253,7 @@ class Trainer(Led):
         def asked(call: str) -> e.LeaseAsked:
             nonlocal cuts
             cuts = self.store.cuts
-            return e.LeaseAsked(epoch, step, groups, call, at)
+            return e.LeaseAsked(epoch, step, groups, call, at, self._revisions.get(step - 1))
 
         def heard(found: Any) -> None:
             sent, parts = found
@@ -259,6 +261,7 @@ class Trainer(Led):
                 self.soon(0.5, lambda: self._lease(step, then))
                 return
             self._batch = batch_from_pb(parts)
+            self._revisions[step] = self._batch.frozen.revision
             if self.store.cuts == cuts:  # else what it was made of may be gone: none will end it
                 self.on_lease(sent, self._batch)
             tasks = tuple(t.task for t in self._batch.trajectories)
@@ -268,11 +271,11 @@ class Trainer(Led):
         self._ask("LeaseBatch", asked, heard, _LEASE_S)
 
     def _acknowledge(self, command: s.AcknowledgeBatch, then: Then) -> None:
-        epoch = self.epoch
+        epoch, revision = self.epoch, self._revisions.get(command.step)
         self.told_oldest = max(self.told_oldest, command.oldest_kept)
         self._ask(
             "AcknowledgeBatch",
-            lambda c: e.AckAsked(epoch, command.step, c, oldest_kept_step=command.oldest_kept),
+            lambda c: e.AckAsked(epoch, command.step, c, command.oldest_kept, revision),
             lambda _: then(s.BatchAcknowledged(command.step)),
             _CALL_S,
         )
@@ -290,10 +293,35 @@ class Trainer(Led):
     def _trained_step(self, step: int, then: Then) -> None:
         assert self._batch is not None
         assert self._batch.step == step
+        back = self._back(self._batch)
+        if back:
+            self._give_back(step, back, then)
+            return
         self._unsaved += (self._batch.frozen,)
         n = len(self._batch.trajectories)
-        report = StepReport(step, StepFigures(), n, n, 0, len(self._batch.frozen.members), 0, 0.0)
+        moved = self.world.spread("step_kl", self.model.step_kl)
+        figures = StepFigures(step_kl=moved, step_kl_tokens=1) if moved else StepFigures()
+        report = StepReport(step, figures, n, n, 0, len(self._batch.frozen.members), 0, 0.0)
         then(s.StepTrained(report))
+
+    def _back(self, batch: TrainBatch) -> tuple[GroupBack, ...]:
+        """Now and then some group or other is too far off, by chance."""
+        chance = self.world.rng("returns")
+        if not self.model.returns or chance.random() >= self.model.returns:
+            return ()
+        worst = dict.fromkeys(t.id for t in chance.sample(batch.trajectories, k=2))
+        return to_return(batch, {id_: Mismatch(tokens=1, k3=1.0) for id_ in worst}, 0.5)
+
+    def _give_back(self, step: int, back: tuple[GroupBack, ...], then: Then) -> None:
+        epoch = self.epoch
+        groups = tuple(e.GivenBack(g.group, g.reason, g.measured_kl) for g in back)
+        self._revisions.pop(step, None)
+        self._ask(
+            "ReturnGroups",
+            lambda call: e.ReturnAsked(epoch, step, groups, call),
+            lambda _: then(GroupsReturned(step)),
+            _CALL_S,
+        )
 
     def _grown(self, version: int) -> Lineage:
         known = self.lineage
@@ -320,8 +348,8 @@ class Trainer(Led):
             command.version, command.parent, f"d{command.version}", "disk", report=command.report
         )
         self._trained = (*self._trained, *self._unsaved)
-        saved = Checkpoint(command.step, record, self.lineage, self._unsaved, self._trained)
-        self._saved, self._unsaved = self._unsaved, ()
+        self._saved, self._unsaved = to_keep(self._saved, self._unsaved), ()
+        saved = Checkpoint(command.step, record, self.lineage, self._saved, self._trained)
         self.disk.append(saved)
         self.saved_ever.append(saved)
         self.on_save(saved)
@@ -366,15 +394,3 @@ class Trainer(Led):
                 lambda found, n=name: heard(n, found),  # type: ignore[misc]
                 _CALL_S,
             )
-
-
-def _to_bank(batch: FrozenBatch) -> e.Batch:
-    members = tuple(e.BatchMember(m.group, m.attempts) for m in batch.members)
-    return e.Batch(
-        step=batch.step,
-        members=members,
-        asked_unix_s=batch.asked_unix_s,
-        complete_unix_s=batch.complete_unix_s,
-        trainer_epoch=batch.trainer_epoch,
-        policy_version=batch.policy_version,
-    )

@@ -79,12 +79,20 @@ class _BatchStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BatchStage
     BATCH_STAGE_UNSPECIFIED: _BatchStage.ValueType  # 0
     BATCH_STAGE_FROZEN: _BatchStage.ValueType  # 1
     BATCH_STAGE_TRAINED: _BatchStage.ValueType  # 2
+    BATCH_STAGE_RETURNED: _BatchStage.ValueType  # 3
+    """The trainer gave groups of it back: `members` are those that stay. It is frozen anew, with
+    others in their place, before any of it is leased again.
+    """
 
 class BatchStage(_BatchStage, metaclass=_BatchStageEnumTypeWrapper): ...
 
 BATCH_STAGE_UNSPECIFIED: BatchStage.ValueType  # 0
 BATCH_STAGE_FROZEN: BatchStage.ValueType  # 1
 BATCH_STAGE_TRAINED: BatchStage.ValueType  # 2
+BATCH_STAGE_RETURNED: BatchStage.ValueType  # 3
+"""The trainer gave groups of it back: `members` are those that stay. It is frozen anew, with
+others in their place, before any of it is leased again.
+"""
 Global___BatchStage: _TypeAlias = BatchStage  # noqa: Y015
 
 @_typing.final
@@ -501,7 +509,7 @@ class PolicyVersionRecord(_message.Message):
     stage: Global___VersionStage.ValueType
     checkpoint: _builtins.str
     step_kl: _builtins.float
-    """Mean per-token KL(parent || version) on the batch that made it."""
+    """Mean per-token KL(parent || version) on the batch that made it; absent where nothing was measured."""
     at_unix_s: _builtins.float
     @_builtins.property
     def step(self) -> Global___StepReport: ...
@@ -519,17 +527,19 @@ class PolicyVersionRecord(_message.Message):
         digest: _builtins.str = ...,
         stage: Global___VersionStage.ValueType = ...,
         checkpoint: _builtins.str = ...,
-        step_kl: _builtins.float = ...,
+        step_kl: _builtins.float | None = ...,
         at_unix_s: _builtins.float = ...,
         step: Global___StepReport | None = ...,
         publications: _abc.Iterable[Global___PublicationReport] | None = ...,
         times: Global___PublicationTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_kl", b"_step_kl", "step", b"step", "step_kl", b"step_kl", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_s", b"at_unix_s", "checkpoint", b"checkpoint", "digest", b"digest", "parent", b"parent", "publications", b"publications", "stage", b"stage", "step", b"step", "step_kl", b"step_kl", "times", b"times", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_kl", b"_step_kl", "at_unix_s", b"at_unix_s", "checkpoint", b"checkpoint", "digest", b"digest", "parent", b"parent", "publications", b"publications", "stage", b"stage", "step", b"step", "step_kl", b"step_kl", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step_kl: _TypeAlias = _typing.Literal["step_kl"]  # noqa: Y015
+    _WhichOneofArgType__step_kl: _TypeAlias = _typing.Literal["_step_kl", b"_step_kl"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_kl) -> _WhichOneofReturnType__step_kl | None: ...
 
 Global___PolicyVersionRecord: _TypeAlias = PolicyVersionRecord  # noqa: Y015
 
@@ -606,7 +616,9 @@ class StepReport(_message.Message):
     groups_returned: _builtins.int
     """Groups that the trainer gave back before this step."""
     predicted_kl: _builtins.float
-    """Means over the trajectories of the step for which the bank had a prediction."""
+    """Means over the trajectories of the step for which the bank had a bound: of the bounds, and of
+    what the trainer measured (k3). Absent where there were none.
+    """
     measured_kl: _builtins.float
     ended_unix_s: _builtins.float
     """When the training ended that took train_s; clock of the trainer."""
@@ -637,8 +649,8 @@ class StepReport(_message.Message):
         lag_mean_versions: _builtins.float = ...,
         mismatch: _abc.Iterable[Global___MismatchBucket] | None = ...,
         groups_returned: _builtins.int = ...,
-        predicted_kl: _builtins.float = ...,
-        measured_kl: _builtins.float = ...,
+        predicted_kl: _builtins.float | None = ...,
+        measured_kl: _builtins.float | None = ...,
         ended_unix_s: _builtins.float = ...,
         clipped_share: _builtins.float = ...,
         groups: _builtins.int = ...,
@@ -646,11 +658,18 @@ class StepReport(_message.Message):
         ess_turn: _builtins.float = ...,
         mismatch_mean_abs: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "_predicted_kl", b"_predicted_kl", "measured_kl", b"measured_kl", "predicted_kl", b"predicted_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clipped_share", b"clipped_share", "ended_unix_s", b"ended_unix_s", "ess_fraction", b"ess_fraction", "ess_turn", b"ess_turn", "excluded", b"excluded", "grad_norm", b"grad_norm", "groups", b"groups", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "mismatch_mean_abs", b"mismatch_mean_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "_predicted_kl", b"_predicted_kl", "clipped_share", b"clipped_share", "ended_unix_s", b"ended_unix_s", "ess_fraction", b"ess_fraction", "ess_turn", b"ess_turn", "excluded", b"excluded", "grad_norm", b"grad_norm", "groups", b"groups", "groups_returned", b"groups_returned", "groups_with_variance", b"groups_with_variance", "lag_mean_versions", b"lag_mean_versions", "loss", b"loss", "measured_kl", b"measured_kl", "mismatch", b"mismatch", "mismatch_k1", b"mismatch_k1", "mismatch_k3", b"mismatch_k3", "mismatch_max_abs", b"mismatch_max_abs", "mismatch_mean_abs", b"mismatch_mean_abs", "predicted_kl", b"predicted_kl", "step", b"step", "tokens", b"tokens", "train_s", b"train_s", "trajectories", b"trajectories", "truncated_share", b"truncated_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__measured_kl: _TypeAlias = _typing.Literal["measured_kl"]  # noqa: Y015
+    _WhichOneofArgType__measured_kl: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_kl: _TypeAlias = _typing.Literal["predicted_kl"]  # noqa: Y015
+    _WhichOneofArgType__predicted_kl: _TypeAlias = _typing.Literal["_predicted_kl", b"_predicted_kl"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_kl) -> _WhichOneofReturnType__measured_kl | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_kl) -> _WhichOneofReturnType__predicted_kl | None: ...
 
 Global___StepReport: _TypeAlias = StepReport  # noqa: Y015
 
@@ -775,12 +794,21 @@ class GroupFate(_message.Message):
     FATE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    PREDICTED_KL_FIELD_NUMBER: _builtins.int
+    SCORED_KL_FIELD_NUMBER: _builtins.int
+    MEASURED_KL_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     group: _builtins.str
     fate: Global___Fate.ValueType
     step: _builtins.int
     """The batch it was trained in; 0 when it was in none."""
     reason: _builtins.str
+    predicted_kl: _builtins.float
+    """Of a group that was filtered for its drift, each per token: the bank's bound (with `scored_kl`:
+    on the tokens that were scored), what an idle replica measured, what the trainer measured.
+    """
+    scored_kl: _builtins.float
+    measured_kl: _builtins.float
     def __init__(
         self,
         *,
@@ -789,12 +817,26 @@ class GroupFate(_message.Message):
         fate: Global___Fate.ValueType = ...,
         step: _builtins.int = ...,
         reason: _builtins.str = ...,
+        predicted_kl: _builtins.float | None = ...,
+        scored_kl: _builtins.float | None = ...,
+        measured_kl: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "_predicted_kl", b"_predicted_kl", "_scored_kl", b"_scored_kl", "measured_kl", b"measured_kl", "predicted_kl", b"predicted_kl", "scored_kl", b"scored_kl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fate", b"fate", "group", b"group", "reason", b"reason", "run", b"run", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "_predicted_kl", b"_predicted_kl", "_scored_kl", b"_scored_kl", "fate", b"fate", "group", b"group", "measured_kl", b"measured_kl", "predicted_kl", b"predicted_kl", "reason", b"reason", "run", b"run", "scored_kl", b"scored_kl", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__measured_kl: _TypeAlias = _typing.Literal["measured_kl"]  # noqa: Y015
+    _WhichOneofArgType__measured_kl: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl"]  # noqa: Y015
+    _WhichOneofReturnType__predicted_kl: _TypeAlias = _typing.Literal["predicted_kl"]  # noqa: Y015
+    _WhichOneofArgType__predicted_kl: _TypeAlias = _typing.Literal["_predicted_kl", b"_predicted_kl"]  # noqa: Y015
+    _WhichOneofReturnType__scored_kl: _TypeAlias = _typing.Literal["scored_kl"]  # noqa: Y015
+    _WhichOneofArgType__scored_kl: _TypeAlias = _typing.Literal["_scored_kl", b"_scored_kl"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_kl) -> _WhichOneofReturnType__measured_kl | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_kl) -> _WhichOneofReturnType__predicted_kl | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__scored_kl) -> _WhichOneofReturnType__scored_kl | None: ...
 
 Global___GroupFate: _TypeAlias = GroupFate  # noqa: Y015
 
@@ -939,6 +981,9 @@ class BatchRecord(_message.Message):
     COMPLETE_UNIX_S_FIELD_NUMBER: _builtins.int
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     POLICY_VERSION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     step: _builtins.int
     stage: Global___BatchStage.ValueType
@@ -946,8 +991,18 @@ class BatchRecord(_message.Message):
     complete_unix_s: _builtins.float
     trainer_epoch: _builtins.int
     policy_version: _builtins.int
+    revision: _builtins.int
+    """How often groups of it came back. Of one step, the record of the highest revision counts, and of
+    one revision the frozen one.
+    """
+    groups: _builtins.int
+    """Groups that it is to have; 0: as many as it has."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___BatchMember]: ...
+    @_builtins.property
+    def returned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All groups that came back."""
+
     def __init__(
         self,
         *,
@@ -959,10 +1014,13 @@ class BatchRecord(_message.Message):
         complete_unix_s: _builtins.float = ...,
         trainer_epoch: _builtins.int = ...,
         policy_version: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        returned: _abc.Iterable[_builtins.str] | None = ...,
+        groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_unix_s", b"asked_unix_s", "complete_unix_s", b"complete_unix_s", "members", b"members", "policy_version", b"policy_version", "run", b"run", "stage", b"stage", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_unix_s", b"asked_unix_s", "complete_unix_s", b"complete_unix_s", "groups", b"groups", "members", b"members", "policy_version", b"policy_version", "returned", b"returned", "revision", b"revision", "run", b"run", "stage", b"stage", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from muster.v1 import common_pb2 as muster_dot_v1_dot_common__pb2
 from muster.v1 import events_pb2 as muster_dot_v1_dot_events__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/readybank.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\x1a\x16muster/v1/events.proto\"\x9a\x01\n\x16RegisterTrainerRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x19\n\x11last_durable_step\x18\x03 \x01(\x03\x12\'\n\x07\x62\x61tches\x18\x04 \x03(\x0b\x32\x16.muster.v1.BatchRecord\x12\x18\n\x10oldest_kept_step\x18\x05 \x01(\x03\"B\n\x17RegisterTrainerResponse\x12\x14\n\x0csteps_unseen\x18\x01 \x03(\x03\x12\x11\n\tnext_step\x18\x02 \x01(\x03\"U\n\x11LeaseBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06groups\x18\x04 \x01(\x05\"y\n\x12LeaseBatchResponse\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.muster.v1.BatchRecordH\x00\x12\x31\n\ntrajectory\x18\x02 \x01(\x0b\x32\x1b.muster.v1.LeasedTrajectoryH\x00\x42\x06\n\x04part\"\xae\x02\n\x10LeasedTrajectory\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0f\n\x07sibling\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12&\n\x05label\x18\x05 \x01(\x0b\x32\x17.muster.v1.OutcomeLabel\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12$\n\x05turns\x18\x08 \x03(\x0b\x32\x15.muster.v1.PackedTurn\x12\x19\n\x0cpredicted_kl\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tscored_kl\x18\n \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_predicted_klB\x0c\n\n_scored_klJ\x04\x08\x06\x10\x07R\x08segments\"*\n\nPackedTurn\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"e\n\x17\x41\x63knowledgeBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x18\n\x10oldest_kept_step\x18\x04 \x01(\x03\"2\n\x18\x41\x63knowledgeBatchResponse\x12\x16\n\x0egroups_trained\x18\x01 \x01(\x05\"1\n\x13\x45xplainBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"P\n\x14\x45xplainBatchResponse\x12#\n\x07waiting\x18\x01 \x03(\x0b\x32\x12.muster.v1.Waiting\x12\x13\n\x0bopen_groups\x18\x02 \x03(\t2\xe7\x02\n\x10ReadyBankService\x12X\n\x0fRegisterTrainer\x12!.muster.v1.RegisterTrainerRequest\x1a\".muster.v1.RegisterTrainerResponse\x12K\n\nLeaseBatch\x12\x1c.muster.v1.LeaseBatchRequest\x1a\x1d.muster.v1.LeaseBatchResponse0\x01\x12[\n\x10\x41\x63knowledgeBatch\x12\".muster.v1.AcknowledgeBatchRequest\x1a#.muster.v1.AcknowledgeBatchResponse\x12O\n\x0c\x45xplainBatch\x12\x1e.muster.v1.ExplainBatchRequest\x1a\x1f.muster.v1.ExplainBatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/readybank.proto\x12\tmuster.v1\x1a\x16muster/v1/common.proto\x1a\x16muster/v1/events.proto\"\x9a\x01\n\x16RegisterTrainerRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x19\n\x11last_durable_step\x18\x03 \x01(\x03\x12\'\n\x07\x62\x61tches\x18\x04 \x03(\x0b\x32\x16.muster.v1.BatchRecord\x12\x18\n\x10oldest_kept_step\x18\x05 \x01(\x03\"B\n\x17RegisterTrainerResponse\x12\x14\n\x0csteps_unseen\x18\x01 \x03(\x03\x12\x11\n\tnext_step\x18\x02 \x01(\x03\"\x87\x01\n\x11LeaseBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06groups\x18\x04 \x01(\x05\x12\x1c\n\x0f\x66ormer_revision\x18\x05 \x01(\x05H\x00\x88\x01\x01\x42\x12\n\x10_former_revision\"\x8f\x01\n\x12LeaseBatchResponse\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.muster.v1.BatchRecordH\x00\x12\x31\n\ntrajectory\x18\x02 \x01(\x0b\x32\x1b.muster.v1.LeasedTrajectoryH\x00\x12\x14\n\x0creturns_left\x18\x03 \x01(\x05\x42\x06\n\x04part\"\xae\x02\n\x10LeasedTrajectory\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x0f\n\x07sibling\x18\x03 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12&\n\x05label\x18\x05 \x01(\x0b\x32\x17.muster.v1.OutcomeLabel\x12+\n\x08sampling\x18\x07 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12$\n\x05turns\x18\x08 \x03(\x0b\x32\x15.muster.v1.PackedTurn\x12\x19\n\x0cpredicted_kl\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tscored_kl\x18\n \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_predicted_klB\x0c\n\n_scored_klJ\x04\x08\x06\x10\x07R\x08segments\"*\n\nPackedTurn\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x89\x01\n\x17\x41\x63knowledgeBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x18\n\x10oldest_kept_step\x18\x04 \x01(\x03\x12\x15\n\x08revision\x18\x05 \x01(\x05H\x00\x88\x01\x01\x42\x0b\n\t_revision\"2\n\x18\x41\x63knowledgeBatchResponse\x12\x16\n\x0egroups_trained\x18\x01 \x01(\x05\"q\n\x13ReturnGroupsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x15\n\rtrainer_epoch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12(\n\x06groups\x18\x04 \x03(\x0b\x32\x18.muster.v1.ReturnedGroup\"X\n\rReturnedGroup\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x18\n\x0bmeasured_kl\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_measured_kl\"(\n\x14ReturnGroupsResponse\x12\x10\n\x08returned\x18\x01 \x01(\x05\"1\n\x13\x45xplainBatchRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\"P\n\x14\x45xplainBatchResponse\x12#\n\x07waiting\x18\x01 \x03(\x0b\x32\x12.muster.v1.Waiting\x12\x13\n\x0bopen_groups\x18\x02 \x03(\t2\xb8\x03\n\x10ReadyBankService\x12X\n\x0fRegisterTrainer\x12!.muster.v1.RegisterTrainerRequest\x1a\".muster.v1.RegisterTrainerResponse\x12K\n\nLeaseBatch\x12\x1c.muster.v1.LeaseBatchRequest\x1a\x1d.muster.v1.LeaseBatchResponse0\x01\x12[\n\x10\x41\x63knowledgeBatch\x12\".muster.v1.AcknowledgeBatchRequest\x1a#.muster.v1.AcknowledgeBatchResponse\x12O\n\x0cReturnGroups\x12\x1e.muster.v1.ReturnGroupsRequest\x1a\x1f.muster.v1.ReturnGroupsResponse\x12O\n\x0c\x45xplainBatch\x12\x1e.muster.v1.ExplainBatchRequest\x1a\x1f.muster.v1.ExplainBatchResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,22 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERTRAINERREQUEST']._serialized_end=243
   _globals['_REGISTERTRAINERRESPONSE']._serialized_start=245
   _globals['_REGISTERTRAINERRESPONSE']._serialized_end=311
-  _globals['_LEASEBATCHREQUEST']._serialized_start=313
-  _globals['_LEASEBATCHREQUEST']._serialized_end=398
-  _globals['_LEASEBATCHRESPONSE']._serialized_start=400
-  _globals['_LEASEBATCHRESPONSE']._serialized_end=521
-  _globals['_LEASEDTRAJECTORY']._serialized_start=524
-  _globals['_LEASEDTRAJECTORY']._serialized_end=826
-  _globals['_PACKEDTURN']._serialized_start=828
-  _globals['_PACKEDTURN']._serialized_end=870
-  _globals['_ACKNOWLEDGEBATCHREQUEST']._serialized_start=872
-  _globals['_ACKNOWLEDGEBATCHREQUEST']._serialized_end=973
-  _globals['_ACKNOWLEDGEBATCHRESPONSE']._serialized_start=975
-  _globals['_ACKNOWLEDGEBATCHRESPONSE']._serialized_end=1025
-  _globals['_EXPLAINBATCHREQUEST']._serialized_start=1027
-  _globals['_EXPLAINBATCHREQUEST']._serialized_end=1076
-  _globals['_EXPLAINBATCHRESPONSE']._serialized_start=1078
-  _globals['_EXPLAINBATCHRESPONSE']._serialized_end=1158
-  _globals['_READYBANKSERVICE']._serialized_start=1161
-  _globals['_READYBANKSERVICE']._serialized_end=1520
+  _globals['_LEASEBATCHREQUEST']._serialized_start=314
+  _globals['_LEASEBATCHREQUEST']._serialized_end=449
+  _globals['_LEASEBATCHRESPONSE']._serialized_start=452
+  _globals['_LEASEBATCHRESPONSE']._serialized_end=595
+  _globals['_LEASEDTRAJECTORY']._serialized_start=598
+  _globals['_LEASEDTRAJECTORY']._serialized_end=900
+  _globals['_PACKEDTURN']._serialized_start=902
+  _globals['_PACKEDTURN']._serialized_end=944
+  _globals['_ACKNOWLEDGEBATCHREQUEST']._serialized_start=947
+  _globals['_ACKNOWLEDGEBATCHREQUEST']._serialized_end=1084
+  _globals['_ACKNOWLEDGEBATCHRESPONSE']._serialized_start=1086
+  _globals['_ACKNOWLEDGEBATCHRESPONSE']._serialized_end=1136
+  _globals['_RETURNGROUPSREQUEST']._serialized_start=1138
+  _globals['_RETURNGROUPSREQUEST']._serialized_end=1251
+  _globals['_RETURNEDGROUP']._serialized_start=1253
+  _globals['_RETURNEDGROUP']._serialized_end=1341
+  _globals['_RETURNGROUPSRESPONSE']._serialized_start=1343
+  _globals['_RETURNGROUPSRESPONSE']._serialized_end=1383
+  _globals['_EXPLAINBATCHREQUEST']._serialized_start=1385
+  _globals['_EXPLAINBATCHREQUEST']._serialized_end=1434
+  _globals['_EXPLAINBATCHRESPONSE']._serialized_start=1436
+  _globals['_EXPLAINBATCHRESPONSE']._serialized_end=1516
+  _globals['_READYBANKSERVICE']._serialized_start=1519
+  _globals['_READYBANKSERVICE']._serialized_end=1959
 # @@protoc_insertion_point(module_scope)

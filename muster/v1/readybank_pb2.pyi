@@ -96,11 +96,16 @@ class LeaseBatchRequest(_message.Message):
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    FORMER_REVISION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     step: _builtins.int
     groups: _builtins.int
     """Groups per batch."""
+    former_revision: _builtins.int
+    """Of the batch of the step before, as the trainer has it: a bank that lost records finds that
+    groups of it were given back since.
+    """
     def __init__(
         self,
         *,
@@ -108,12 +113,15 @@ class LeaseBatchRequest(_message.Message):
         trainer_epoch: _builtins.int = ...,
         step: _builtins.int = ...,
         groups: _builtins.int = ...,
+        former_revision: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_former_revision", b"_former_revision", "former_revision", b"former_revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_former_revision", b"_former_revision", "former_revision", b"former_revision", "groups", b"groups", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__former_revision: _TypeAlias = _typing.Literal["former_revision"]  # noqa: Y015
+    _WhichOneofArgType__former_revision: _TypeAlias = _typing.Literal["_former_revision", b"_former_revision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__former_revision) -> _WhichOneofReturnType__former_revision | None: ...
 
 Global___LeaseBatchRequest: _TypeAlias = LeaseBatchRequest  # noqa: Y015
 
@@ -123,6 +131,9 @@ class LeaseBatchResponse(_message.Message):
 
     HEADER_FIELD_NUMBER: _builtins.int
     TRAJECTORY_FIELD_NUMBER: _builtins.int
+    RETURNS_LEFT_FIELD_NUMBER: _builtins.int
+    returns_left: _builtins.int
+    """With the header: how often groups of this batch may still be given back."""
     @_builtins.property
     def header(self) -> _events_pb2.BatchRecord: ...
     @_builtins.property
@@ -132,10 +143,11 @@ class LeaseBatchResponse(_message.Message):
         *,
         header: _events_pb2.BatchRecord | None = ...,
         trajectory: Global___LeasedTrajectory | None = ...,
+        returns_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "trajectory", b"trajectory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "trajectory", b"trajectory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "part", b"part", "returns_left", b"returns_left", "trajectory", b"trajectory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "trajectory"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
@@ -236,11 +248,14 @@ class AcknowledgeBatchRequest(_message.Message):
     TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     OLDEST_KEPT_STEP_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     trainer_epoch: _builtins.int
     step: _builtins.int
     oldest_kept_step: _builtins.int
     """As in RegisterTrainerRequest."""
+    revision: _builtins.int
+    """Of the batch that was trained on."""
     def __init__(
         self,
         *,
@@ -248,12 +263,15 @@ class AcknowledgeBatchRequest(_message.Message):
         trainer_epoch: _builtins.int = ...,
         step: _builtins.int = ...,
         oldest_kept_step: _builtins.int = ...,
+        revision: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "revision", b"revision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_kept_step", b"oldest_kept_step", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_revision", b"_revision", "oldest_kept_step", b"oldest_kept_step", "revision", b"revision", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__revision: _TypeAlias = _typing.Literal["revision"]  # noqa: Y015
+    _WhichOneofArgType__revision: _TypeAlias = _typing.Literal["_revision", b"_revision"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__revision) -> _WhichOneofReturnType__revision | None: ...
 
 Global___AcknowledgeBatchRequest: _TypeAlias = AcknowledgeBatchRequest  # noqa: Y015
 
@@ -275,6 +293,84 @@ class AcknowledgeBatchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AcknowledgeBatchResponse: _TypeAlias = AcknowledgeBatchResponse  # noqa: Y015
+
+@_typing.final
+class ReturnGroupsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    TRAINER_EPOCH_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    trainer_epoch: _builtins.int
+    step: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReturnedGroup]: ...
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        trainer_epoch: _builtins.int = ...,
+        step: _builtins.int = ...,
+        groups: _abc.Iterable[Global___ReturnedGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "run", b"run", "step", b"step", "trainer_epoch", b"trainer_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnGroupsRequest: _TypeAlias = ReturnGroupsRequest  # noqa: Y015
+
+@_typing.final
+class ReturnedGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MEASURED_KL_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    reason: _builtins.str
+    """A word, [a-z0-9_]; "kl" makes the fate's reason "returned_kl"."""
+    measured_kl: _builtins.float
+    """What the trainer found, per token, on the trajectory that is furthest off."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        measured_kl: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "measured_kl", b"measured_kl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl", "group", b"group", "measured_kl", b"measured_kl", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__measured_kl: _TypeAlias = _typing.Literal["measured_kl"]  # noqa: Y015
+    _WhichOneofArgType__measured_kl: _TypeAlias = _typing.Literal["_measured_kl", b"_measured_kl"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_kl) -> _WhichOneofReturnType__measured_kl | None: ...
+
+Global___ReturnedGroup: _TypeAlias = ReturnedGroup  # noqa: Y015
+
+@_typing.final
+class ReturnGroupsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETURNED_FIELD_NUMBER: _builtins.int
+    returned: _builtins.int
+    """Of the groups named, those that are back, by this call or by an earlier one."""
+    def __init__(
+        self,
+        *,
+        returned: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["returned", b"returned"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnGroupsResponse: _TypeAlias = ReturnGroupsResponse  # noqa: Y015
 
 @_typing.final
 class ExplainBatchRequest(_message.Message):

@@ -50,6 +50,11 @@ class ReadyBankServiceStub:
                 request_serializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.FromString,
                 _registered_method=True)
+        self.ReturnGroups = channel.unary_unary(
+                '/muster.v1.ReadyBankService/ReturnGroups',
+                request_serializer=muster_dot_v1_dot_readybank__pb2.ReturnGroupsRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_readybank__pb2.ReturnGroupsResponse.FromString,
+                _registered_method=True)
         self.ExplainBatch = channel.unary_unary(
                 '/muster.v1.ReadyBankService/ExplainBatch',
                 request_serializer=muster_dot_v1_dot_readybank__pb2.ExplainBatchRequest.SerializeToString,
@@ -82,6 +87,14 @@ class ReadyBankServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReturnGroups(self, request, context):
+        """Gives groups of a leased, not yet acknowledged batch back: each is filtered. The same step is
+        leased again then, with other groups in their place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ExplainBatch(self, request, context):
         """What a batch or a group waits for, outermost first.
         """
@@ -106,6 +119,11 @@ def add_ReadyBankServiceServicer_to_server(servicer, server):
                     servicer.AcknowledgeBatch,
                     request_deserializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.FromString,
                     response_serializer=muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.SerializeToString,
+            ),
+            'ReturnGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReturnGroups,
+                    request_deserializer=muster_dot_v1_dot_readybank__pb2.ReturnGroupsRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_readybank__pb2.ReturnGroupsResponse.SerializeToString,
             ),
             'ExplainBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainBatch,
@@ -195,6 +213,33 @@ class ReadyBankService:
             '/muster.v1.ReadyBankService/AcknowledgeBatch',
             muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchRequest.SerializeToString,
             muster_dot_v1_dot_readybank__pb2.AcknowledgeBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReturnGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.ReadyBankService/ReturnGroups',
+            muster_dot_v1_dot_readybank__pb2.ReturnGroupsRequest.SerializeToString,
+            muster_dot_v1_dot_readybank__pb2.ReturnGroupsResponse.FromString,
             options,
             channel_credentials,
             insecure,

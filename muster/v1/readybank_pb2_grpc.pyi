@@ -39,6 +39,10 @@ class ReadyBankServiceStub:
     """Waits until a batch is there, then streams its header and its trajectories."""
     AcknowledgeBatch: _grpc.UnaryUnaryMultiCallable[_readybank_pb2.AcknowledgeBatchRequest, _readybank_pb2.AcknowledgeBatchResponse]
     """Called once the step is durable in a checkpoint; records the groups' fates."""
+    ReturnGroups: _grpc.UnaryUnaryMultiCallable[_readybank_pb2.ReturnGroupsRequest, _readybank_pb2.ReturnGroupsResponse]
+    """Gives groups of a leased, not yet acknowledged batch back: each is filtered. The same step is
+    leased again then, with other groups in their place.
+    """
     ExplainBatch: _grpc.UnaryUnaryMultiCallable[_readybank_pb2.ExplainBatchRequest, _readybank_pb2.ExplainBatchResponse]
     """What a batch or a group waits for, outermost first."""
 
@@ -53,6 +57,10 @@ class ReadyBankServiceAsyncStub(ReadyBankServiceStub):
     """Waits until a batch is there, then streams its header and its trajectories."""
     AcknowledgeBatch: _aio.UnaryUnaryMultiCallable[_readybank_pb2.AcknowledgeBatchRequest, _readybank_pb2.AcknowledgeBatchResponse]  # type: ignore[assignment]
     """Called once the step is durable in a checkpoint; records the groups' fates."""
+    ReturnGroups: _aio.UnaryUnaryMultiCallable[_readybank_pb2.ReturnGroupsRequest, _readybank_pb2.ReturnGroupsResponse]  # type: ignore[assignment]
+    """Gives groups of a leased, not yet acknowledged batch back: each is filtered. The same step is
+    leased again then, with other groups in their place.
+    """
     ExplainBatch: _aio.UnaryUnaryMultiCallable[_readybank_pb2.ExplainBatchRequest, _readybank_pb2.ExplainBatchResponse]  # type: ignore[assignment]
     """What a batch or a group waits for, outermost first."""
 
@@ -82,6 +90,16 @@ class ReadyBankServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_readybank_pb2.AcknowledgeBatchResponse, _abc.Awaitable[_readybank_pb2.AcknowledgeBatchResponse]]:
         """Called once the step is durable in a checkpoint; records the groups' fates."""
+
+    @_abc_1.abstractmethod
+    def ReturnGroups(
+        self,
+        request: _readybank_pb2.ReturnGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_readybank_pb2.ReturnGroupsResponse, _abc.Awaitable[_readybank_pb2.ReturnGroupsResponse]]:
+        """Gives groups of a leased, not yet acknowledged batch back: each is filtered. The same step is
+        leased again then, with other groups in their place.
+        """
 
     @_abc_1.abstractmethod
     def ExplainBatch(

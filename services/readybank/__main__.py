@@ -36,10 +36,11 @@ async def serve(life: Lifecycle) -> None:
     from muster.leader import Leadership
     from muster.registry import Registry
     from muster.streams import connect
-    from services.readybank.config import ReadyBankConfig
+    from services.readybank.config import ReadyBankConfig, check
 
     run = life.config.run
     config = life.config.section("readybank", ReadyBankConfig)
+    check(config)
     async with connect(life.config.redis) as redis:
         registry = Registry(redis, run)
         keeps_all = life.config.redis.appendfsync == "always"
@@ -68,6 +69,7 @@ async def _lead(
     from muster.tasks import end
     from muster.v1.readybank_pb2_grpc import add_ReadyBankServiceServicer_to_server
     from services.readybank.adapters.clearing import Clearing
+    from services.readybank.adapters.scoring import Scorer
     from services.readybank.config import ReadyBankConfig, rules
     from services.readybank.driver import BankDriver
     from services.readybank.machine import BankMachine
@@ -86,7 +88,8 @@ async def _lead(
     )
     path = life.config.state_dir / "journal" / f"readybank-{epoch:04d}.jsonl"
     journal = Journal(path, "readybank", machine.rules)
-    driver = BankDriver(streams, config, machine, journal, clearing)
+    scorer = Scorer(streams, registry, config.score_wait_s)
+    driver = BankDriver(streams, config, machine, journal, clearing, scorer)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(driver.run(life.stopping), name="machine")

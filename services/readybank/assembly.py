@@ -125,8 +125,8 @@ class GroupAssembly:
                 del self.siblings[sibling]
 
     def close(self, fate: Fate) -> None:
-        """Filtered or evaluated: nothing of the group is needed any more."""
-        self.closed, self.fate = True, fate
+        """Filtered or evaluated, and in no batch any more: nothing of the group is needed."""
+        self.closed, self.fate, self.pinned = True, fate, None
         self.siblings.clear()
 
     @property

@@ -1,10 +1,9 @@
-"""Which groups make the next batch, and how it is sent.
+"""Which groups make the next batch.
 
-Owns: the choice, the answer to a lease. Promise: whole groups only, as many as asked for, made at
-once when there are enough, whatever job they are of. First come groups that were overtaken: opened
-before every group of the newest `fairness_batches` batches, so those batches were filled with later
-work; among them the first opened goes first. Then the oldest complete. Ties by id. Does not cover:
-admission.
+Owns: the choice. Promise: whole groups only, as many as asked for, made at once when there are
+enough, whatever job they are of. First come groups that were overtaken: opened before every group
+of the newest `fairness_batches` batches, so those batches were filled with later work; among them
+the first opened goes first. Then the oldest complete. Ties by id. Does not cover: admission.
 
 No complete group waits for ever, whichever job it is of: before it go only groups that were
 complete earlier, and overtaken ones, which are never opened after it was complete (such a one would
@@ -14,11 +13,9 @@ known when it became complete, it stands in one of the next n / groups batches, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from muster.types import Value
-from services.readybank import events as e
-from services.readybank.assembly import GroupAssembly
 
 NEVER = float("-inf")
 
@@ -44,21 +41,6 @@ def choose(
         return True, found.complete_unix_s, group
 
     return tuple(sorted(ready, key=rank)[:groups])
-
-
-def sent(call: str, batch: e.Batch, groups: Sequence[GroupAssembly]) -> e.SendBatch | e.RefuseCall:
-    """The frozen batch, or why it cannot be sent: the streams no longer hold it whole."""
-    for group in groups:
-        missing = group.missing(repairs_max=0)  # pinned attempts are final, whatever they are
-        if missing:
-            return e.RefuseCall(
-                call,
-                f"the streams no longer hold {missing} of group {group.group}",
-                "step",
-                str(batch.step),
-                "restore the Redis data of this run, or start a new run",
-            )
-    return e.SendBatch(call, batch, tuple(group.leased() for group in groups))
 
 
 class Overtaken:

@@ -5,11 +5,18 @@ Owns: the carriers only. Promise: plain data, as in events.py, which hands them 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from muster.types import Fate, OutcomeLabel, SamplingParams, Value
 
 
 class BankRules(Value, frozen=True):
-    """The machine's whole configuration."""
+    """The machine's whole configuration.
+
+    `journal_format` grows when commands get other fields: older journals are refused then.
+    """
+
+    journal_format: ClassVar[int] = 2  # 2: revisions of batches, drifts
 
     valid_min: int = 2  # valid siblings that make a group worth training on
     repairs_max: int = 2  # an invalid label of attempt >= this is final, as for the router
@@ -19,6 +26,15 @@ class BankRules(Value, frozen=True):
     stall_s: float = 60.0  # a lease that saw no progress so long is told of
     fairness_batches: int = 2  # see batch.py; 0 turns it off
     retire_at_once: int = 64  # groups that one RetireGroups names at most
+    returns_max: int = 4  # how often groups of one batch may be given back
+    # Drift, KL per token (drift.py); kl_refuse 0: no group is refused for it, none is scored
+    kl_sure: float = 0.02
+    kl_refuse: float = 0.0
+    calibrate_share: float = 0.02  # of the groups refused unmeasured, those scored all the same
+    score_wait_s: float = 10.0  # how long a group waits for its score
+    score_siblings: int = 2  # trajectories scored for one group
+    score_tokens: int = 4096  # of one trajectory's beginning
+    scores_max: int = 3  # scores of one group, as versions go on
 
 
 class BatchMember(Value, frozen=True):
@@ -37,6 +53,14 @@ class Batch(Value, frozen=True):
     complete_unix_s: float  # when the last of its groups became complete
     trainer_epoch: int
     policy_version: int  # newest published when it was frozen
+    revision: int = 0  # how often groups of it were given back
+    returned: tuple[str, ...] = ()  # all that were
+    groups: int = 0  # that it is to have; 0: as many as it has
+
+    @property
+    def lacks(self) -> int:
+        """Groups to be put in the place of those that were given back."""
+        return max(0, self.groups - len(self.members))
 
 
 class FateRecord(Value, frozen=True):
@@ -46,6 +70,36 @@ class FateRecord(Value, frozen=True):
     fate: Fate
     step: int = 0
     reason: str = ""
+    predicted_kl: float | None = None  # these three: see GroupFate in events.proto
+    scored_kl: float | None = None
+    measured_kl: float | None = None
+
+
+class GivenBack(Value, frozen=True):
+    """A group that the trainer does not want. `measured_kl`: of its worst trajectory, per token."""
+
+    group: str
+    reason: str
+    measured_kl: float | None = None
+
+
+class ToScore(Value, frozen=True):
+    """A trajectory of which the beginning is to be scored; keys of its turns in order."""
+
+    sibling: int
+    attempt: int
+    payload_keys: tuple[str, ...]
+
+
+class Score(Value, frozen=True):
+    """`kl`: KL per token (k3), behaviour policy against `version`, over the first `tokens` sampled
+    tokens of a trajectory."""
+
+    sibling: int
+    attempt: int
+    version: int
+    tokens: int
+    kl: float
 
 
 class LeasedSibling(Value, frozen=True):
@@ -55,6 +109,8 @@ class LeasedSibling(Value, frozen=True):
     attempt: int
     label: OutcomeLabel
     payload_keys: tuple[str, ...]
+    predicted_kl: float | None = None  # the bank's bound; None without one
+    scored_kl: float | None = None  # as an idle replica measured it, if one did
 
 
 class LeasedGroup(Value, frozen=True):

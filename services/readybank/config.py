@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from muster.config import Config, Section
+from muster.errors import ConfigError
 from services.readybank.events import BankRules
 
 
@@ -27,6 +28,23 @@ class ReadyBankConfig(Section):
     fairness_batches: int = Field(2, ge=0, le=64)
     """A complete group that was opened before all groups of so many newest batches goes first;
     0: always the oldest complete one."""
+    returns_max: int = Field(4, ge=0, le=64)
+    """How often the trainer may give groups of one batch back; 0: never."""
+    kl_refuse: float = Field(0.0, ge=0)
+    """Bound on a trajectory's drift, KL per token, above which its group is filtered unmeasured;
+    0: no group is filtered or scored for its drift. About kl_sure times the lag."""
+    kl_sure: float = Field(0.02, ge=0)
+    """Drift up to which a group is admitted unmeasured; above it, and up to kl_refuse, an idle
+    replica scores it, and it is filtered when that says more than this."""
+    score_wait_s: float = Field(10.0, gt=0, le=600)
+    """How long a group waits for an idle replica to score it; then it is admitted unmeasured."""
+    score_tokens: int = Field(4096, ge=2, le=1 << 20)
+    """Tokens at the beginning of a trajectory that are scored."""
+    score_siblings: int = Field(2, ge=1, le=64)
+    """Trajectories of a group that are scored: those thought to have drifted most."""
+    calibrate_share: float = Field(0.02, ge=0, le=1)
+    """Of the groups above kl_refuse, the share that is scored before it is filtered all the same:
+    tells what the bound is worth."""
     stall_s: float = Field(60.0, gt=0)
     """Seconds without progress after which a waiting lease is told of in the log."""
     tick_s: float = Field(1.0, gt=0)
@@ -46,4 +64,22 @@ def rules(config: Config, section: ReadyBankConfig) -> BankRules:
         unacknowledged_max=section.unacknowledged_max,
         stall_s=section.stall_s,
         fairness_batches=section.fairness_batches,
+        returns_max=section.returns_max,
+        kl_sure=section.kl_sure,
+        kl_refuse=section.kl_refuse,
+        calibrate_share=section.calibrate_share,
+        score_wait_s=section.score_wait_s,
+        score_siblings=section.score_siblings,
+        score_tokens=section.score_tokens,
     )
+
+
+def check(section: ReadyBankConfig) -> None:
+    """What holds between settings. Raises ConfigError."""
+    if 0 < section.kl_refuse < section.kl_sure:
+        raise ConfigError(
+            "what is admitted unmeasured cannot be filtered unmeasured",
+            field="readybank.kl_refuse",
+            value=section.kl_refuse,
+            way_out=f"set it to readybank.kl_sure = {section.kl_sure:g} or more, or to 0 (never)",
+        )

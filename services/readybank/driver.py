@@ -24,13 +24,16 @@ from services.readybank import events as e
 from services.readybank.adapters import feed
 from services.readybank.adapters.clearing import Clearing
 from services.readybank.adapters.freezing import freeze
+from services.readybank.adapters.scoring import Scorer
 from services.readybank.config import ReadyBankConfig
 from services.readybank.machine import BankMachine
 
 T = TypeVar("T")
-Answer = e.SendBatch | e.AnswerRegistered | e.AnswerAcknowledged | e.RefuseCall
+Answer = e.Answer
 _log = telemetry.logger("services.readybank")
 _TRACES_MAX = 100_000
+_FREEZE = ("readybank.freeze.before", "readybank.freeze.after")
+_TOP_UP = ("readybank.top_up.before", "readybank.top_up.after")
 # Before groups and labels, so that what they refer to is known.
 _FIRST = ("versions", "jobs")
 _THEN = ("events", "outcomes")
@@ -69,8 +72,10 @@ class BankDriver:
         machine: BankMachine,
         journal: Journal,
         clearing: Clearing,
+        scorer: Scorer,
     ):
         self.streams, self._config, self.machine = streams, config, machine
+        self._scorer = scorer
         self.calls, self._clearing = Calls(), clearing
         self._driver = MachineDriver[e.BankEvent, e.BankCommand](machine, self._execute, journal)
         self._read: dict[str, str] = {}
@@ -161,24 +166,33 @@ class BankDriver:
         )
 
     async def _execute(self, command: e.BankCommand) -> e.BankEvent | None:
-        if isinstance(command, e.WriteFrozen | e.WriteTrained | e.WriteFate):
+        if isinstance(command, e.Write):
             return await self._write(command)
-        if isinstance(command, e.WriteMark | e.RetireGroups | e.TrimStreams):
+        if isinstance(command, e.Clear):
             return await self._clear(command)
+        if isinstance(command, e.ScoreGroup):
+            return await self._scorer(command)
         if isinstance(command, e.TellStall):
             _log.warning("stalled: %s", command.problem, extra={"refused": self.machine.refused})
             return None
         self.calls.answer(command)
         return None
 
-    async def _write(self, command: e.WriteFrozen | e.WriteTrained | e.WriteFate) -> e.BankEvent:
+    async def _write(self, command: e.Write) -> e.BankEvent:
         run = self.streams.run
+        if isinstance(command, e.WriteReturned):
+            short, *fates = feed.returned_entries(run, command.batch, command.fates)
+            await self._retried(lambda: self._return(short, fates))
+            gone = " ".join(command.batch.returned)
+            _log.info("given back", extra={"step": command.batch.step, "groups": gone})
+            return e.BatchReturned(command.batch.step)
         if isinstance(command, e.WriteFrozen):
             entry = feed.frozen_entry(run, command.batch)
             # Many traces lead to one batch: links, not parents.
             links = [self._traces.pop(m.group, "") for m in command.batch.members]
+            points = _TOP_UP if command.batch.revision else _FREEZE
             with telemetry.span("FreezeBatch", links=links, step=command.batch.step):
-                await self._retried(lambda: self._freeze(entry))
+                await self._retried(lambda: self._freeze(entry, *points))
             _log.info("frozen", extra={"step": command.batch.step, "entry": entry.dedupe})
             return e.BatchFrozen(command.batch.step)
         if isinstance(command, e.WriteTrained):
@@ -192,10 +206,15 @@ class BankDriver:
         _log.info("%s", fate.fate, extra={"group": fate.group, "reason": fate.reason})
         return e.FateWritten(fate.group)
 
-    async def _freeze(self, entry: StreamEntry) -> None:
-        await failpoints.at("readybank.freeze.before")
+    async def _freeze(self, entry: StreamEntry, before: str, after: str) -> None:
+        await failpoints.at(before)
         await freeze(self.streams, entry)
-        await failpoints.at("readybank.freeze.after")
+        await failpoints.at(after)
+
+    async def _return(self, short: StreamEntry, fates: list[StreamEntry]) -> None:
+        await failpoints.at("readybank.return.before")
+        await freeze(self.streams, short, fates)
+        await failpoints.at("readybank.return.after")
 
     async def _train(self, entries: list[StreamEntry]) -> None:
         await failpoints.at("readybank.train.before")
@@ -207,7 +226,7 @@ class BankDriver:
         await self.streams.append(entries)
         await failpoints.at("readybank.filter.after")
 
-    async def _clear(self, command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> e.BankEvent:
+    async def _clear(self, command: e.Clear) -> e.BankEvent:
         if isinstance(command, e.WriteMark):
             await self._retried(lambda: self._clearing.mark(command))
             return e.MarkWritten(command.step)

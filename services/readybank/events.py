@@ -25,9 +25,12 @@ BankRules = carriers.BankRules
 Batch = carriers.Batch
 BatchMember = carriers.BatchMember
 FateRecord = carriers.FateRecord
+GivenBack = carriers.GivenBack
 GroupOver = carriers.GroupOver
 LeasedGroup = carriers.LeasedGroup
 LeasedSibling = carriers.LeasedSibling
+Score = carriers.Score
+ToScore = carriers.ToScore
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -86,11 +89,13 @@ class LabelRecorded(Event, frozen=True):
 
 
 class VersionSeen(Event, frozen=True):
-    """A version of the run's lineage is durable, or (also) published."""
+    """A version of the run's lineage is durable, or (also) published. `step_kl`: KL(parent‖it) per
+    token; None where it was not measured."""
 
     version: int
     parent: int
     published: bool
+    step_kl: float | None = None
 
 
 class JobCancelled(Event, frozen=True):
@@ -112,11 +117,14 @@ class TrainerRegistered(Event, frozen=True):
 
 
 class LeaseAsked(Event, frozen=True):
+    """`former_revision`: of the batch of the step before, as the trainer has it."""
+
     epoch: int
     step: int
     groups: int
     call: str
     at_unix_s: float
+    former_revision: int | None = None
 
 
 class LeaseGone(Event, frozen=True):
@@ -130,6 +138,36 @@ class AckAsked(Event, frozen=True):
     step: int
     call: str
     oldest_kept_step: int = 0
+    revision: int | None = None  # of the batch that was trained on
+
+
+class ReturnAsked(Event, frozen=True):
+    """The trainer gives groups of a leased batch back."""
+
+    epoch: int
+    step: int
+    groups: tuple[GivenBack, ...]
+    call: str
+
+
+class BatchReturned(Event, frozen=True):
+    """What stays of this step, and the fates of the groups that were given back, are durable."""
+
+    step: int
+
+
+class GroupScored(Event, frozen=True):
+    """An idle replica has scored these trajectories."""
+
+    group: str
+    scores: tuple[Score, ...]
+
+
+class ScoreMissed(Event, frozen=True):
+    """Nobody scored the group, and why."""
+
+    group: str
+    why: str
 
 
 class BatchFrozen(Event, frozen=True):
@@ -186,7 +224,8 @@ class RecoveryEnded(Event, frozen=True):
 
 
 class BatchRestored(Event, frozen=True):
-    """At start, before any event of a group: a batch that a former incarnation wrote."""
+    """At start, before any event of a group: a batch that a former incarnation wrote. One that
+    lacks groups is topped up when its step is leased."""
 
     batch: Batch
     trained: bool
@@ -197,6 +236,7 @@ class FateRestored(Event, frozen=True):
 
     group: str
     fate: Fate
+    reason: str = ""
 
 
 class TrainerEpochRestored(Event, frozen=True):
@@ -216,33 +256,28 @@ class Tick(Event, frozen=True):
     """Time passed."""
 
 
-BankEvent = (
-    GroupOpened
-    | TurnIntended
-    | TurnRecorded
-    | EpisodeRecorded
-    | LabelRecorded
-    | VersionSeen
-    | JobCancelled
-    | TrainerRegistered
-    | LeaseAsked
-    | LeaseGone
-    | AckAsked
-    | BatchFrozen
-    | BatchTrained
-    | FateWritten
-    | MarkWritten
-    | GroupsRetired
-    | StreamsTrimmed
-    | MarkRestored
+Entry = GroupOpened | TurnIntended | TurnRecorded | EpisodeRecorded | LabelRecorded
+Asked = TrainerRegistered | LeaseAsked | LeaseGone | AckAsked | ReturnAsked
+Done = BatchReturned | BatchFrozen | BatchTrained | FateWritten | MarkWritten
+Restored = (
+    MarkRestored
     | RetiredRestored
     | RecoveryEnded
     | BatchRestored
     | FateRestored
     | TrainerEpochRestored
+)
+Heard = (
+    VersionSeen
+    | JobCancelled
+    | GroupScored
+    | ScoreMissed
+    | GroupsRetired
+    | StreamsTrimmed
     | EntryLeftOut
     | Tick
 )
+BankEvent = Entry | Asked | Done | Restored | Heard
 
 
 class Command(msgspec.Struct, frozen=True, tag=True):
@@ -253,6 +288,13 @@ class WriteFrozen(Command, frozen=True):
     """→ BatchFrozen, once durable."""
 
     batch: Batch
+
+
+class WriteReturned(Command, frozen=True):
+    """Groups were given back: `batch` is what stays. One write. → BatchReturned."""
+
+    batch: Batch
+    fates: tuple[FateRecord, ...]
 
 
 class WriteTrained(Command, frozen=True):
@@ -295,12 +337,24 @@ class TrimStreams(Command, frozen=True):
     version: int  # no group that is not retired refers to an older one
 
 
+class ScoreGroup(Command, frozen=True):
+    """Let an idle replica that serves `version` score the first `tokens_max` tokens of each
+    trajectory. → GroupScored or ScoreMissed. One is under way at most."""
+
+    group: str
+    version: int
+    siblings: tuple[ToScore, ...]
+    tokens_max: int
+
+
 class SendBatch(Command, frozen=True):
-    """Answer a lease: the header, then one message per sibling."""
+    """Answer a lease: the header, then one message per sibling. `returns_left`: how often groups of
+    it may be given back."""
 
     call: str
     batch: Batch
     groups: tuple[LeasedGroup, ...]
+    returns_left: int = 0
 
 
 class AnswerRegistered(Command, frozen=True):
@@ -312,6 +366,13 @@ class AnswerRegistered(Command, frozen=True):
 class AnswerAcknowledged(Command, frozen=True):
     call: str
     groups_trained: int
+
+
+class AnswerReturned(Command, frozen=True):
+    """`returned`: of the groups that were named, those that are back."""
+
+    call: str
+    returned: int
 
 
 class RefuseCall(Command, frozen=True):
@@ -331,16 +392,7 @@ class TellStall(Command, frozen=True):
     problem: str
 
 
-BankCommand = (
-    WriteFrozen
-    | WriteTrained
-    | WriteFate
-    | WriteMark
-    | RetireGroups
-    | TrimStreams
-    | SendBatch
-    | AnswerRegistered
-    | AnswerAcknowledged
-    | RefuseCall
-    | TellStall
-)
+Write = WriteFrozen | WriteReturned | WriteTrained | WriteFate
+Clear = WriteMark | RetireGroups | TrimStreams
+Answer = SendBatch | AnswerRegistered | AnswerAcknowledged | AnswerReturned | RefuseCall
+BankCommand = Write | Clear | Answer | ScoreGroup | TellStall

@@ -36,7 +36,12 @@ def waits_for(bank: BankMachine) -> str:
 
 def stall(bank: BankMachine, waiting: lease.Waiting, left_out: int, newest: str) -> str:
     """The same for a lease that saw no progress."""
-    text = f"step {waiting.step} waits for {waiting.groups} groups: {waits_for(bank)}"
+    short = bank.leases.short.get(waiting.step)
+    wanted = short.lacks if short else waiting.groups
+    text = f"step {waiting.step} waits for {wanted} groups: {waits_for(bank)}"
+    lacks = min(bank.leases.lacking(), default=waiting.step)
+    if lacks < waiting.step:
+        text = f"step {waiting.step} waits until step {lacks} is leased again: it lacks groups"
     if left_out:
         text += f"; {left_out} unreadable entries left out, newest {newest}"
     return text
@@ -57,21 +62,28 @@ def _batch(bank: BankMachine) -> Waiting:
         told = f"the trainer to ask for it; groups are ready: {ready}"
         return Waiting(f"batch {step}", "not asked for", told, 0.0, TRAINER, "muster report")
     name, asked = f"batch {waiting.step}", waiting.asked_unix_s
-    if bank.leases.batch(waiting.step):
+    if waiting.step in bank.leases.freezing or waiting.step in bank.leases.returning:
         return Waiting(
             name, "frozen", "its record to become durable", asked, BANK, "muster explain"
         )
+    lacks = min(bank.leases.lacking(), default=waiting.step)
+    if lacks < waiting.step:
+        told = f"batch {lacks} to be leased again: it lacks groups that were given back"
+        return Waiting(name, "held up", told, asked, TRAINER, "muster explain")
     return Waiting(name, "collecting", *_lacking(bank, waiting), "muster explain")
 
 
 def _lacking(bank: BankMachine, waiting: lease.Waiting) -> tuple[str, float, str]:
     """What a batch that was asked for lacks, since when, and who has to move."""
-    ready = len(bank.ready)
-    told = f"{waiting.groups - ready} more groups: {ready} of {waiting.groups} are ready"
+    ready, short = len(bank.ready), bank.leases.short.get(waiting.step)
+    wanted = short.lacks if short else waiting.groups
+    told = f"{wanted - ready} more groups: {ready} of {wanted} are ready"
+    if short:
+        told += f", in the place of those given back ({' '.join(short.returned)})"
     if len(bank.open) == ready:
         told += ", and no other is open: a running job opens more, or one has to be submitted"
         return told, waiting.asked_unix_s, ROUTER_OR_CLIENT
-    if len(bank.open) < waiting.groups:
+    if len(bank.open) < wanted:
         told += f", and only {len(bank.open)} are open"
     return told, waiting.asked_unix_s, ROUTER
 
@@ -82,6 +94,8 @@ def _blocking(bank: BankMachine, group: GroupAssembly) -> Waiting:
     if group.group in bank.held:
         state, owner = "held", TRAINER
         lacks = f"the record of a policy version: {bank.held[group.group][1]}"
+        if bank.drifts.waits(group.group):
+            owner, lacks = BANK, f"an idle replica: {bank.held[group.group][1]}"
     since = _since(bank, group)
     return Waiting(group.group, state, lacks, since, owner, f"muster explain {group.group}")
 
@@ -105,8 +119,9 @@ def group(bank: BankMachine, name: str) -> list[Waiting] | None:
 
 def _where(bank: BankMachine, found: GroupAssembly) -> Waiting:
     name = found.group
-    for step, frozen in sorted((bank.leases.frozen | bank.leases.freezing).items()):
-        if any(m.group == name for m in frozen.members):
+    for step in sorted(bank.leases.steps()):
+        frozen = bank.leases.batch(step)
+        if frozen and any(m.group == name for m in frozen.members):
             over = step in bank.leases.trained
             state = f"trained in batch {step}" if over else f"in batch {step}"
             told = "checkpoints that may go back before it" if over else "the trainer's checkpoint"

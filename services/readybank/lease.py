@@ -3,7 +3,7 @@
 Owns: who the trainer is, which call waits, which steps exist and which are trained. Promise: an
 older trainer epoch is refused; a frozen step is never changed; the end of a step is written once
 and every caller that depends on it is answered after it is durable. Does not cover: which groups
-(batch.py, machine.py).
+(batch.py, composing.py), groups that are given back (returning.py), texts (refusals.py).
 
 A bank that restarted knows no registration. It then takes the newest trainer epoch at its word, so
 that its restart is nothing the trainer needs to notice.
@@ -25,23 +25,22 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from muster.types import Value
+from services.readybank import refusals
 from services.readybank.events import (
     AckAsked,
     AnswerAcknowledged,
     AnswerRegistered,
+    AnswerReturned,
     BankRules,
     Batch,
     LeaseAsked,
     RefuseCall,
     TrainerRegistered,
 )
+from services.readybank.refusals import refuse
 
-Answer = AnswerRegistered | AnswerAcknowledged
-_TOLD_MAX = 400
-_RESTORE = (
-    "restore the Redis data of this run, register with the batches that the checkpoint keeps, or "
-    "start a new run"
-)
+Answer = AnswerRegistered | AnswerAcknowledged | AnswerReturned
+LEASES_MAX = 2  # that wait: for a batch whose groups were given back, and for the next one
 
 
 class Waiting(Value, frozen=True):
@@ -73,23 +72,38 @@ class Leases:
     leased: int = 0  # newest step that the trainer's present incarnation has or has had
     frozen: dict[int, Batch] = field(default_factory=dict)
     freezing: dict[int, Batch] = field(default_factory=dict)  # being written
+    short: dict[int, Batch] = field(default_factory=dict)  # groups of it were given back
+    returning: dict[int, Batch] = field(default_factory=dict)  # the same, being written
     trained: set[int] = field(default_factory=set)
-    waiting: Waiting | None = None
     oldest_kept: int = 0  # as the trainer said
     mark: int = 0  # durable
     _marking: int = 0  # being written, or the mark
+    _waiting: dict[int, Waiting] = field(default_factory=dict)  # by step
     _training: set[int] = field(default_factory=set)
     _pending: list[_Pending] = field(default_factory=list)
+    _given: dict[int, list[AnswerReturned]] = field(default_factory=dict)  # when that is durable
     _first_asked: dict[int, float] = field(default_factory=dict)
 
     @property
     def newest(self) -> int:
         """The newest step with a composition."""
-        return max(self.mark, max(self.frozen, default=0), max(self.freezing, default=0))
+        return max(self.mark, *self.steps(), 0)
+
+    def steps(self) -> set[int]:
+        """Those with a composition; it may lack groups."""
+        return {*self.frozen, *self.freezing, *self.short, *self.returning}
 
     def batch(self, step: int) -> Batch | None:
-        """The composition of `step`, durable or being written."""
-        return self.frozen.get(step) or self.freezing.get(step)
+        """The composition of `step`, durable or being written; it may lack groups."""
+        for kept in (self.frozen, self.freezing, self.short, self.returning):
+            if step in kept:
+                return kept[step]
+        return None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The call that is served next: of the lowest step."""
+        return self._waiting[min(self._waiting)] if self._waiting else None
 
     def brought(self, event: TrainerRegistered) -> list[Batch]:
         """The batches that the trainer has and this bank has lost: to be frozen now. None of a
@@ -105,40 +119,50 @@ class Leases:
         if refused:
             return [], [refused]
         gone: list[Answer | RefuseCall] = []
-        if event.epoch > self.epoch and self.waiting:
-            gone, self.waiting = [self._fenced(self.waiting.call, self.epoch, event.epoch)], None
+        if event.epoch > self.epoch:
+            waiting = [self._waiting.pop(step) for step in sorted(self._waiting)]
+            gone += [refusals.fenced(w.call, self.epoch, event.epoch) for w in waiting]
         self.epoch, self.registered, self.heard = event.epoch, True, True
         self.last_durable = self.leased = event.last_durable_step
         self.oldest_kept = max(self.oldest_kept, event.oldest_kept_step)
-        known = self.frozen.keys() | self.freezing.keys()
-        unseen = tuple(sorted(s for s in known if s > event.last_durable_step))
+        unseen = tuple(sorted(s for s in self.steps() if s > event.last_durable_step))
         answer = AnswerRegistered(event.call, unseen, event.last_durable_step + 1)
         steps, answers = self._when_trained(event.last_durable_step, answer)
         return steps, [*gone, *answers]
 
     def ask(self, event: LeaseAsked) -> list[RefuseCall]:
         """Let the call wait for its step, or refuse it."""
-        refused = self._unknown_trainer(event.call, event.epoch) or self._wrong_step(event)
+        refused = self.unknown_trainer(event.call, event.epoch) or self._wrong_step(event)
         if refused:
             return [refused]
         self.heard = True
         asked = self._first_asked.setdefault(event.step, event.at_unix_s)
-        old = self.waiting
-        self.waiting = Waiting(event.call, event.step, event.groups, asked)
+        old = self._waiting.pop(event.step, None)
+        if old is None and len(self._waiting) == LEASES_MAX:
+            old = self._waiting.pop(max(self._waiting))
+        self._waiting[event.step] = Waiting(event.call, event.step, event.groups, asked)
         if old is None:
             return []
-        problem, way_out = "a newer call took the place of this lease", "keep one lease call open"
-        return [_refuse(old.call, problem, old.step, way_out)]
+        problem, way_out = "a newer call took the place of this lease", "keep one open for a step"
+        return [refuse(old.call, problem, old.step, way_out)]
 
     def acknowledge(self, event: AckAsked) -> tuple[list[int], list[Answer | RefuseCall]]:
         """Like register: a checkpoint with this step has all steps before it too."""
-        refused = self._unknown_trainer(event.call, event.epoch)
+        refused = self.unknown_trainer(event.call, event.epoch)
         if refused:
             return [], [refused]
         batch = self.frozen.get(event.step)
         if batch is None and event.step > self.mark:
             problem = "no batch of this step was leased"
-            return [], [_refuse(event.call, problem, event.step, "acknowledge a leased step")]
+            return [], [refuse(event.call, problem, event.step, "acknowledge a leased step")]
+        other = self._other_revision(event.step, event.revision)
+        if other:
+            return [], [refuse(event.call, other, event.step, refusals.REGISTER)]
+        lacks = min(self.lacking(), default=0)
+        if 0 < lacks <= event.step:
+            problem = f"groups of step {lacks} were given back, and it was not leased again"
+            way_out = f"lease step {lacks}, then train on it"
+            return [], [refuse(event.call, problem, event.step, way_out)]
         self.last_durable = max(self.last_durable, event.step)
         self.oldest_kept = max(self.oldest_kept, event.oldest_kept_step)
         answer = AnswerAcknowledged(event.call, len(batch.members) if batch else 0)
@@ -171,21 +195,26 @@ class Leases:
 
     def gone(self, call: str) -> None:
         """The caller no longer listens."""
-        if self.waiting and self.waiting.call == call:
-            self.waiting = None
+        self._waiting = {s: w for s, w in self._waiting.items() if w.call != call}
         self._pending = [p for p in self._pending if p.answer.call != call]
+        self._given = {s: [a for a in to if a.call != call] for s, to in self._given.items()}
 
     def wants(self) -> Waiting | None:
-        """The waiting call whose step has no composition yet."""
-        waiting = self.waiting
-        if waiting is None or self.batch(waiting.step):
-            return None
-        return waiting
+        """The first waiting call whose step has no composition yet, or lacks groups. No step is
+        composed while one before it lacks some."""
+        for step in sorted(self._waiting):
+            if step in self.frozen or step in self.freezing:
+                continue
+            held_up = step in self.returning or min(self.lacking(), default=step) < step
+            return None if held_up else self._waiting[step]
+        return None
 
     def freeze(self, batch: Batch) -> None:
         """The composition is being written; it stands from now on."""
         self.freezing[batch.step] = batch
-        self._first_asked.clear()
+        for kept in (self.frozen, self.short):  # of an older revision
+            kept.pop(batch.step, None)
+        self._first_asked.pop(batch.step, None)
 
     def froze(self, step: int) -> list[int]:
         """The composition of `step` is durable: steps to record as trained now."""
@@ -198,14 +227,35 @@ class Leases:
         self._training.add(step)
         return [step]
 
+    def give_back(self, short: Batch, answer: AnswerReturned) -> None:
+        """What stays of a frozen step is being written; it stands from now on."""
+        del self.frozen[short.step]
+        self.returning[short.step] = short
+        self._given.setdefault(short.step, []).append(answer)
+
+    def when_returned(self, step: int, answer: AnswerReturned) -> AnswerReturned | None:
+        """The answer to a repeat; None while what it repeats is not durable."""
+        if step not in self.returning:
+            return answer
+        self._given.setdefault(step, []).append(answer)
+        return None
+
+    def returned(self, step: int) -> list[AnswerReturned]:
+        """That is durable: whom this answers."""
+        self.short[step] = self.returning.pop(step)
+        return self._given.pop(step, [])
+
+    def ends(self, step: int) -> bool:
+        """It is trained, or that is being written."""
+        return step in self.trained or step in self._training
+
     def due(self) -> tuple[Waiting, Batch] | None:
-        """The waiting call and its durable batch, once; it is then no longer waiting."""
-        waiting = self.waiting
-        if waiting is None or waiting.step not in self.frozen:
+        """A waiting call and its durable batch, once; it is then no longer waiting."""
+        step = min((s for s in self._waiting if s in self.frozen), default=0)
+        if not step:
             return None
-        self.waiting = None
-        self.leased = max(self.leased, waiting.step)
-        return waiting, self.frozen[waiting.step]
+        self.leased = max(self.leased, step)
+        return self._waiting.pop(step), self.frozen[step]
 
     def ended(self, step: int) -> list[Answer]:
         """The end of `step` is durable: whom this answers."""
@@ -218,7 +268,7 @@ class Leases:
         return answers
 
     def _when_trained(self, step: int, answer: Answer) -> tuple[list[int], list[Answer]]:
-        known = self.frozen.keys() | self.freezing.keys()
+        known = {*self.frozen, *self.freezing}
         missing = {s for s in known if s <= step and s not in self.trained}
         if not missing:
             return [], [answer]
@@ -228,14 +278,47 @@ class Leases:
         return fresh, []
 
     def _missing(self, event: TrainerRegistered) -> list[Batch]:
-        """Of the trainer's batches, those that are not over for good and have no record here."""
+        """Of the trainer's batches, those that are not over for good and have no record here, or
+        only one from before groups were given back and others taken in."""
         over = max(self.mark, self._marking)
-        return [b for b in event.batches if b.step > over and self.batch(b.step) is None]
+        return [b for b in event.batches if b.step > over and self._outdated(b)]
+
+    def _outdated(self, brought: Batch) -> bool:
+        known = self.batch(brought.step)
+        if known is None:
+            return True
+        if brought.step in self.trained:
+            return False
+        if known.revision < brought.revision:
+            return True
+        return known.lacks > 0 and known.revision == brought.revision and not brought.lacks
+
+    def lacking(self) -> list[int]:
+        """Steps whose groups were given back and not replaced yet."""
+        return sorted((*self.short, *self.returning))
 
     def _lost(self, step: int, brought: Collection[int] = ()) -> int:
         """The first step up to `step` without a composition, 0 when there is none."""
         steps = (s for s in range(self.mark + 1, step + 1) if s not in brought)
         return next((s for s in steps if self.batch(s) is None), 0)
+
+    def _forgotten(self, step: int, revision: int | None) -> str:
+        """What this bank lost of the steps up to `step`, "" when nothing shows it."""
+        lost = self._lost(step)
+        if lost:
+            return f"this bank has no record of step {lost}"
+        return self._other_revision(step, revision)
+
+    def _other_revision(self, step: int, revision: int | None) -> str:
+        """Why the batch is not what the trainer was sent, "" when nothing shows it: a trainer that
+        is giving groups of it back says none. Records are lost from the newest back, so the newest
+        batch that a trainer has tells of those before it."""
+        known = self.batch(step)
+        if known is None or revision is None or (known.revision == revision and not known.lacks):
+            return ""
+        if known.lacks:
+            return f"as this bank has it, step {step} lacks groups that were given back"
+        return f"this bank has revision {known.revision} of step {step}, the trainer {revision}"
 
     def _refused(self, event: TrainerRegistered) -> RefuseCall | None:
         older = self._older(event.call, event.epoch)
@@ -245,42 +328,25 @@ class Leases:
         """Why the trainer's checkpoint and the records here cannot both be true, if so."""
         for batch in event.batches:
             known = self.batch(batch.step)
-            if known and known.members != batch.members:
-                return RefuseCall(
-                    event.call,
-                    f"the record here of step {known.step} says {told(known)}",
-                    "batches",
-                    told(batch),
-                    "restore checkpoints and Redis data that belong together, or start a new run",
-                )
+            if known and known.members != batch.members and not self._outdated(batch):
+                return refusals.unlike(event.call, known, batch)
         last = event.last_durable_step
-        lost = self._lost(last, {b.step for b in self._missing(event)})
-        if not lost:
-            return None
-        problem = (
-            f"the checkpoint has step {last}, and the record of step {lost} is lost here: its "
-            "groups would be trained twice"
-        )
-        return RefuseCall(event.call, problem, "last_durable_step", str(last), _RESTORE)
+        brought = {b.step for b in self._missing(event)}
+        lacking = (s for s in self.lacking() if s <= last and s not in brought)
+        lost = self._lost(last, brought) or next(lacking, 0)
+        return refusals.lost(event.call, last, lost) if lost else None
 
     def _before_mark(self, event: TrainerRegistered) -> RefuseCall | None:
         """Its lineage would need groups that are deleted."""
         last, mark = event.last_durable_step, max(self.mark, self._marking)
-        if last >= mark:
-            return None
-        problem = (
-            f"the trainer told that each of its checkpoints has step {mark}, so the groups up to "
-            f"there are deleted; this one has only step {last}"
-        )
-        way_out = f"restore a checkpoint of step {mark} or later, or start a new run"
-        return RefuseCall(event.call, problem, "last_durable_step", str(last), way_out)
+        return refusals.before_mark(event.call, last, mark) if last < mark else None
 
     def _older(self, call: str, epoch: int) -> RefuseCall | None:
-        return self._fenced(call, epoch, self.epoch) if epoch < self.epoch else None
+        return refusals.fenced(call, epoch, self.epoch) if epoch < self.epoch else None
 
-    def _unknown_trainer(self, call: str, epoch: int) -> RefuseCall | None:
+    def unknown_trainer(self, call: str, epoch: int) -> RefuseCall | None:
         if epoch < self.epoch:
-            return self._fenced(call, epoch, self.epoch)
+            return refusals.fenced(call, epoch, self.epoch)
         if epoch > self.epoch:
             if self.registered:
                 return RefuseCall(
@@ -297,57 +363,22 @@ class Leases:
         if event.step <= self.last_durable:
             problem = f"the trainer said that its checkpoint has step {self.last_durable}"
             way_out = f"ask for step {self.last_durable + 1}"
-            return _refuse(event.call, problem, event.step, way_out)
+            return refuse(event.call, problem, event.step, way_out)
         # Without a registration the trainer's word is taken, as far as it fits what is frozen.
-        lost = 0 if self.registered else self._lost(event.step - 1)
-        if lost:
-            problem = f"this bank has no record of step {lost}"
-            way_out = "call RegisterTrainer with the checkpoint's batches, which bring it back"
-            return _refuse(event.call, problem, event.step, way_out)
+        if not self.registered:
+            problem = self._forgotten(event.step - 1, event.former_revision)
+            if problem:
+                return refuse(event.call, problem, event.step, refusals.REGISTER)
         if self.registered and event.step > self.leased + 1:
             problem, way_out = "steps follow one another", f"ask for step {self.leased + 1}"
-            return _refuse(event.call, problem, event.step, way_out)
+            return refuse(event.call, problem, event.step, way_out)
         open_steps = [s for s in self.frozen if s not in self.trained]
         if event.step > self.newest and len(open_steps) >= self.rules.unacknowledged_max:
             problem = f"{len(open_steps)} batches are leased and not acknowledged"
-            return _refuse(
+            return refuse(
                 event.call,
                 problem,
                 event.step,
                 f"acknowledge step {min(open_steps)}, or raise readybank.unacknowledged_max",
             )
         return None
-
-    @staticmethod
-    def _fenced(call: str, epoch: int, newest: int) -> RefuseCall:
-        return RefuseCall(
-            call,
-            "a newer trainer took over",
-            "trainer_epoch",
-            str(epoch),
-            f"stop: epoch {newest} is in charge",
-            fenced=True,
-        )
-
-
-def told(batch: Batch) -> str:
-    """Its members for people, cut to a length that fits a message."""
-    text = " ".join(f"{m.group}{[*m.attempts]}".replace(" ", "") for m in batch.members)
-    return text if len(text) <= _TOLD_MAX else f"{text[:_TOLD_MAX]}…"
-
-
-def in_two_batches(call: str, batches: list[Batch], group: str) -> RefuseCall:
-    """A checkpoint's batches, one of which has the group, and the records here exclude each
-    other."""
-    batch = [b for b in batches if any(m.group == group for m in b.members)][-1]
-    return RefuseCall(
-        call,
-        f"group {group} of the checkpoint's step {batch.step} stands in another batch here",
-        "batches",
-        told(batch),
-        "restore checkpoints and Redis data that belong together, or start a new run",
-    )
-
-
-def _refuse(call: str, problem: str, step: int, way_out: str) -> RefuseCall:
-    return RefuseCall(call, problem, "step", str(step), way_out)

@@ -50,6 +50,18 @@ class Lineage:
             return Standing.ABANDONED
         return Standing.AWAITED if version > self._newest else Standing.FOREIGN
 
+    @property
+    def newest(self) -> int:
+        """The version whose line counts."""
+        return self._newest
+
+    def line(self) -> list[int]:
+        """The newest version and its ancestors, as far as they are remembered, newest first."""
+        found = [self._newest]
+        while (parent := self._parents.get(found[-1], -1)) in self._line and parent < found[-1]:
+            found.append(parent)
+        return found
+
     def forget(self, below: int) -> None:
         """Versions under `below` are not asked for again."""
         below = min(below, self._newest)

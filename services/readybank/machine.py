@@ -18,15 +18,20 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from muster.types import Fate
+from services.readybank import composing, restoring
 from services.readybank import events as e
 from services.readybank.admission import Verdict, admit
 from services.readybank.assembly import CLOSED, EpisodeEvent, GroupAssembly
-from services.readybank.batch import NEVER, Overtaken, Ready, choose, sent
+from services.readybank.batch import Overtaken, Ready
+from services.readybank.drift import Decision, Drifts
 from services.readybank.evaluated import evaluated
 from services.readybank.explain import stall
-from services.readybank.lease import Leases, in_two_batches
+from services.readybank.lease import Leases
+from services.readybank.ledger import Ledger
 from services.readybank.lineage import Lineage
+from services.readybank.registering import register
 from services.readybank.retire import Retiring
+from services.readybank.returning import give_back
 
 _NO_PROGRESS = (e.Tick, e.EntryLeftOut, e.LeaseAsked, e.LeaseGone)
 FENCED, UNREADABLE = "fenced", "unreadable"
@@ -51,8 +56,10 @@ class BankMachine:
         self.retiring = Retiring(rules.retire_at_once)
         self._cancelled: set[str] = set()
         self._owner: Counter[str] = Counter()  # newest owner epoch seen, by stream
-        self._lineage = Lineage()
-        self._overtaken = Overtaken(rules.fairness_batches)
+        self.lineage = Lineage()
+        self.ledger = Ledger(self.lineage)
+        self.drifts = Drifts(rules, self.lineage, self.ledger)
+        self.overtaken = Overtaken(rules.fairness_batches)
         self._recovered = self._heard = False
         self._moved = 0.0  # when something last progressed
         self._told, self._asked_step = 0.0, 0
@@ -69,6 +76,10 @@ class BankMachine:
             e.LeaseAsked: self._on_asked,
             e.LeaseGone: self._on_gone,
             e.AckAsked: self._on_ack,
+            e.ReturnAsked: self._on_return_asked,
+            e.BatchReturned: self._on_returned,
+            e.GroupScored: self._on_scored,
+            e.ScoreMissed: self._on_score_missed,
             e.BatchFrozen: self._on_frozen,
             e.BatchTrained: self._on_trained,
             e.FateWritten: self._on_fate_written,
@@ -90,11 +101,12 @@ class BankMachine:
         commands = self._handlers[type(event)](event, now)
         if not isinstance(event, _NO_PROGRESS):
             self._moved = now
-        return commands + self._serve() + self._clear()
+        served, score = composing.serve(self), self.drifts.next()
+        return [*commands, *served, *([score] if score else []), *self._clear()]
 
     # Groups
 
-    def _group(self, group: str) -> GroupAssembly:
+    def group(self, group: str) -> GroupAssembly:
         if group not in self.groups:
             self.groups[group] = GroupAssembly(group)
             self.open.add(group)
@@ -111,14 +123,14 @@ class BankMachine:
     def _on_opened(self, event: e.GroupOpened, now: float) -> list[e.BankCommand]:
         if self._fenced("events", event.owner_epoch) or self._late(event):
             return []
-        return self._taken(event.group, self._group(event.group).open(event), now)
+        return self._taken(event.group, self.group(event.group).open(event), now)
 
     def _on_episode(self, event: EpisodeEvent, now: float) -> list[e.BankCommand]:
         stream = "outcomes" if isinstance(event, e.LabelRecorded) else "events"
         if self._fenced(stream, event.episode.owner_epoch) or self._late(event):
             return []
         group = event.episode.group
-        return self._taken(group, self._group(group).take(event), now)
+        return self._taken(group, self.group(group).take(event), now)
 
     def _late(self, event: e.GroupOpened | EpisodeEvent) -> bool:
         """Take note of the entry; True when its group is gone."""
@@ -141,44 +153,62 @@ class BankMachine:
         self.ready.pop(group, None)
         since, _ = self.held.pop(group, (now, ""))
         if known.opened and known.opened.job in self._cancelled:
-            return self._filter(group, "job_cancelled")
+            return self.filter(group, "job_cancelled")
         rules = known.rules(self.rules)
         if known.missing(rules.repairs_max):
             return []
         if known.evaluates:
             return self._evaluated(known)
-        admission = admit(known.members(), rules, self._lineage)
+        admission = admit(known.members(), rules, self.lineage)
         if admission.verdict is Verdict.FILTER:
-            return self._filter(group, admission.reason)
+            return self.filter(group, admission.reason)
         if admission.verdict is Verdict.ADMIT:
-            self.ready[group] = Ready(known.complete_unix_s, known.opened_unix_s)
-        elif now - since >= self.rules.version_wait_s:
-            return self._filter(group, admission.reason)
-        else:
-            self.held[group] = (since, admission.reason)
+            return self._drifted(known, since, now)
+        if now - since >= self.rules.version_wait_s:
+            return self.filter(group, admission.reason)
+        self.held[group] = (since, admission.reason)
         return []
 
-    def _filter(self, group: str, reason: str) -> list[e.BankCommand]:
-        self._close(group, Fate.FILTERED)
+    def _drifted(self, known: GroupAssembly, since: float, now: float) -> list[e.BankCommand]:
+        """Admissible in all else."""
+        found = self.drifts.judge(known, now)
+        if found.decision is Decision.REFUSE:
+            return self.filter(known.group, found.reason, found.predicted_kl, found.scored_kl)
+        if found.decision is Decision.WAIT:
+            self.held[known.group] = (since, found.reason)
+        else:
+            self.ready[known.group] = Ready(known.complete_unix_s, known.opened_unix_s)
+        return []
+
+    def filter(
+        self, group: str, reason: str, predicted: float | None = None, scored: float | None = None
+    ) -> list[e.BankCommand]:
+        self.close(group, Fate.FILTERED)
         self.groups[group].reason = reason
-        return [e.WriteFate(e.FateRecord(group, Fate.FILTERED, reason=reason))]
+        fate = e.FateRecord(
+            group, Fate.FILTERED, reason=reason, predicted_kl=predicted, scored_kl=scored
+        )
+        return [e.WriteFate(fate)]
 
     def _evaluated(self, known: GroupAssembly) -> list[e.BankCommand]:
         found = evaluated(known)
-        self._close(known.group, Fate.EVALUATED)
+        self.close(known.group, Fate.EVALUATED)
         return [e.WriteFate(e.FateRecord(known.group, Fate.EVALUATED), found)]
 
-    def _close(self, group: str, fate: Fate) -> None:
-        self._group(group).close(fate)
+    def close(self, group: str, fate: Fate) -> None:
+        self.group(group).close(fate)
         self._forget(group)
 
     def _forget(self, group: str) -> None:
         self.open.discard(group)
         self.ready.pop(group, None)
         self.held.pop(group, None)
+        self.drifts.leave(group)
 
     def _on_version(self, event: e.VersionSeen, now: float) -> list[e.BankCommand]:
-        if not self._lineage.see(event.version, event.parent, published=event.published):
+        moved = self.lineage.see(event.version, event.parent, published=event.published)
+        self.ledger.see(event.version, event.step_kl)
+        if not moved:
             return []
         return self._consider_all(sorted({*self.held, *self.ready}), now)
 
@@ -189,25 +219,21 @@ class BankMachine:
     def _consider_all(self, groups: list[str], now: float) -> list[e.BankCommand]:
         return [command for group in groups for command in self._consider(group, now)]
 
+    def _on_scored(self, event: e.GroupScored, now: float) -> list[e.BankCommand]:
+        self.drifts.scored(event)
+        return self._consider(event.group, now)
+
+    def _on_score_missed(self, event: e.ScoreMissed, now: float) -> list[e.BankCommand]:
+        self.drifts.missed(event.group)
+        return self._consider(event.group, now)
+
     # The trainer
 
     def _on_registered(self, event: e.TrainerRegistered, now: float) -> list[e.BankCommand]:
-        brought = self.leases.brought(event)
-        places = Counter(member.group for batch in brought for member in batch.members)
-        for group, count in places.items():
-            if count > 1 or self._in_a_batch(group):
-                return [in_two_batches(event.call, brought, group)]
-        for batch in brought:
-            self._freeze(batch)
-        steps, answers = self.leases.register(event)
-        return [*map(e.WriteFrozen, brought), *self._write_trained(steps), *answers]
+        return register(self, event)
 
-    def _in_a_batch(self, group: str) -> bool:
-        known = self.groups.get(group)
-        return self.retiring.gone(group) or (known is not None and known.pinned is not None)
-
-    def _freeze(self, batch: e.Batch) -> None:
-        self._pin(batch)
+    def freeze(self, batch: e.Batch) -> None:
+        self.pin(batch)
         self.leases.freeze(batch)
 
     def _on_asked(self, event: e.LeaseAsked, now: float) -> list[e.BankCommand]:
@@ -221,9 +247,9 @@ class BankMachine:
 
     def _on_ack(self, event: e.AckAsked, now: float) -> list[e.BankCommand]:
         steps, answers = self.leases.acknowledge(event)
-        return [*self._write_trained(steps), *answers]
+        return [*self.write_trained(steps), *answers]
 
-    def _write_trained(self, steps: list[int]) -> list[e.BankCommand]:
+    def write_trained(self, steps: list[int]) -> list[e.BankCommand]:
         commands: list[e.BankCommand] = []
         for step in steps:
             batch = self.leases.frozen[step]
@@ -237,55 +263,33 @@ class BankMachine:
         return commands
 
     def _on_frozen(self, event: e.BatchFrozen, now: float) -> list[e.BankCommand]:
-        return self._write_trained(self.leases.froze(event.step))
+        return self.write_trained(self.leases.froze(event.step))
 
     def _on_trained(self, event: e.BatchTrained, now: float) -> list[e.BankCommand]:
         return [*self.leases.ended(event.step)]
 
-    def _serve(self) -> list[e.BankCommand]:
-        """Freeze the batch that is waited for, or send it when it is durable."""
-        commands: list[e.BankCommand] = []
-        wanted = self.leases.wants()
-        chosen: tuple[str, ...] = ()
-        if wanted and len(self.ready) >= wanted.groups:
-            chosen = choose(
-                self.ready,
-                wanted.groups,
-                self._overtaken.before(self.leases.newest, self._opened_in),
-            )
-        if wanted and chosen:
-            batch = e.Batch(
-                step=wanted.step,
-                members=tuple(e.BatchMember(g, self._attempts(g)) for g in chosen),
-                asked_unix_s=wanted.asked_unix_s,
-                complete_unix_s=max(self.ready[g].complete_unix_s for g in chosen),
-                trainer_epoch=self.leases.epoch,
-                policy_version=self._lineage.published,
-            )
-            self._freeze(batch)
-            commands.append(e.WriteFrozen(batch))
-        due = self.leases.due()
-        if due:
-            commands.append(self._send(due[0].call, due[1]))
-        return commands
+    def _on_return_asked(self, event: e.ReturnAsked, now: float) -> list[e.BankCommand]:
+        wanted, answer = give_back(self.leases, event)
+        if wanted is None:
+            return [answer] if answer else []
+        # One fate a group: one that was filtered while this batch's record was lost has its.
+        fates = tuple(f for f in wanted.fates if not self.groups[f.group].filtered)
+        for fate in wanted.fates:
+            self.close(fate.group, Fate.FILTERED)
+            self.groups[fate.group].reason = fate.reason
+        return [e.WriteReturned(wanted.batch, fates)]
 
-    def _opened_in(self, step: int) -> float:
-        """When the first group of a batch was opened; unknown counts as long ago."""
-        batch = self.leases.batch(step)
-        known = [self.groups.get(m.group) for m in batch.members] if batch else []
-        return min((g.opened_unix_s for g in known if g and g.opened), default=NEVER)
+    def _on_returned(self, event: e.BatchReturned, now: float) -> list[e.BankCommand]:
+        answers = self.leases.returned(event.step)
+        for group in self.leases.short[event.step].returned:
+            self._on_fate_written(e.FateWritten(group), now)
+        return [*answers]
 
-    def _attempts(self, group: str) -> tuple[int, ...]:
-        return tuple(attempt.number for attempt in self.groups[group].members())
-
-    def _pin(self, batch: e.Batch) -> None:
+    def pin(self, batch: e.Batch) -> None:
         for member in batch.members:
             if not self.retiring.gone(member.group):
-                self._group(member.group).pin(member.attempts)
+                self.group(member.group).pin(member.attempts)
                 self._forget(member.group)
-
-    def _send(self, call: str, batch: e.Batch) -> e.BankCommand:
-        return sent(call, batch, [self.groups[m.group] for m in batch.members])
 
     # What is over
 
@@ -301,12 +305,14 @@ class BankMachine:
         commands: list[e.BankCommand] = []
         step = self.leases.markable()
         if step:
-            commands.append(e.WriteMark(step, self._overtaken.mark(step, self._opened_in)))
+            opened = self.overtaken.mark(step, lambda s: composing.opened_in(self, s))
+            commands.append(e.WriteMark(step, opened))
         retire = self.retiring.next()
         if retire:
             for over in retire.groups:
                 self.groups.pop(over.group, None)
                 self._forget(over.group)
+                self.drifts.forget(over.group)
             commands.append(retire)
         return commands
 
@@ -345,8 +351,7 @@ class BankMachine:
     # Start and time
 
     def _on_mark_restored(self, event: e.MarkRestored, now: float) -> list[e.BankCommand]:
-        self.leases.marked(event.step)
-        self._overtaken.restore(event.step, event.opened)
+        restoring.mark(self, event)
         return []
 
     def _on_retired_restored(self, event: e.RetiredRestored, now: float) -> list[e.BankCommand]:
@@ -359,19 +364,11 @@ class BankMachine:
         return self._on_mark_written(e.MarkWritten(self.leases.mark), now)
 
     def _on_batch_restored(self, event: e.BatchRestored, now: float) -> list[e.BankCommand]:
-        self._pin(event.batch)
-        self.leases.frozen[event.batch.step] = event.batch
-        self.leases.epoch = max(self.leases.epoch, event.batch.trainer_epoch)
-        if event.trained:
-            self.leases.trained.add(event.batch.step)
+        restoring.batch(self, event)
         return []
 
     def _on_fate_restored(self, event: e.FateRestored, now: float) -> list[e.BankCommand]:
-        if event.fate is not Fate.TRAINED and not self.retiring.gone(event.group):
-            group = self._group(event.group)
-            group.fate, group.told = event.fate, True
-            if group.pinned is None:  # else a checkpoint has it, and the batch may be sent again
-                self._close(event.group, event.fate)
+        restoring.fate(self, event)
         return []
 
     def _on_trainer_epoch(self, event: e.TrainerEpochRestored, now: float) -> list[e.BankCommand]:
@@ -387,9 +384,10 @@ class BankMachine:
         commands = self._consider_all(sorted(self.held), now)
         if commands:
             self._moved = now
-        trim = self.retiring.trim(self.leases.mark, self._lineage.published)
+        trim = self.retiring.trim(self.leases.mark, self.lineage.published)
         if trim:
-            self._lineage.forget(trim.version)
+            self.lineage.forget(trim.version)
+            self.ledger.forget(trim.version)
             commands.append(trim)
         waiting = self.leases.waiting
         quiet = now - max(self._moved, self._told)

@@ -7,6 +7,8 @@ told to the machine; payloads are read while they are sent, a few siblings at a 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from services.readybank.adapters import feed, payloads
 from services.readybank.driver import Answer, BankDriver
 
 NAME = "muster.v1.ReadyBankService"
+_REASON = re.compile(r"[a-z0-9_]{1,32}")
 
 
 class ReadyBankServer(ReadyBankServiceServicer):
@@ -58,12 +61,15 @@ class ReadyBankServer(ReadyBankServiceServicer):
         if request.step < 1:
             raise _invalid("step", request.step, "steps are counted from 1")
         epoch, step, groups, at = request.trainer_epoch, request.step, request.groups, wall()
-        answer = await self._ask("lease", lambda call: e.LeaseAsked(epoch, step, groups, call, at))
+        former = request.former_revision if request.HasField("former_revision") else None
+        answer = await self._ask(
+            "lease", lambda call: e.LeaseAsked(epoch, step, groups, call, at, former)
+        )
         assert isinstance(answer, e.SendBatch)
         run = self._driver.streams.run
         header = feed.batch_to_pb(run, answer.batch, ev.BATCH_STAGE_FROZEN)
         await failpoints.at("readybank.send.before")
-        yield rb.LeaseBatchResponse(header=header)
+        yield rb.LeaseBatchResponse(header=header, returns_left=answer.returns_left)
         windows: asyncio.Queue[payloads.Window | MusterError] = asyncio.Queue(1)
         reading = self._tasks.create_task(
             payloads.read(self._driver.streams, answer.groups, windows), name="read-batch"
@@ -91,9 +97,29 @@ class ReadyBankServer(ReadyBankServiceServicer):
         if not 0 <= kept <= step:  # what lies below it is deleted
             wanted = f"the step of the oldest checkpoint that is kept, {step} at most; 0: all are"
             raise _invalid("oldest_kept_step", kept, wanted)
-        answer = await self._ask("acknowledge", lambda call: e.AckAsked(epoch, step, call, kept))
+        revision = request.revision if request.HasField("revision") else None
+        answer = await self._ask(
+            "acknowledge", lambda call: e.AckAsked(epoch, step, call, kept, revision)
+        )
         assert isinstance(answer, e.AnswerAcknowledged)
         return rb.AcknowledgeBatchResponse(groups_trained=answer.groups_trained)
+
+    async def ReturnGroups(
+        self, request: rb.ReturnGroupsRequest, context: Any
+    ) -> rb.ReturnGroupsResponse:
+        self._check(request.run, request.trainer_epoch)
+        if request.step < 1:
+            raise _invalid("step", request.step, "steps are counted from 1")
+        if not request.groups:
+            raise _invalid("groups", "", "name at least one group")
+        epoch, step, groups = (
+            request.trainer_epoch,
+            request.step,
+            tuple(map(_given, request.groups)),
+        )
+        answer = await self._ask("return", lambda call: e.ReturnAsked(epoch, step, groups, call))
+        assert isinstance(answer, e.AnswerReturned)
+        return rb.ReturnGroupsResponse(returned=answer.returned)
 
     async def ExplainBatch(
         self, request: rb.ExplainBatchRequest, context: Any
@@ -150,6 +176,15 @@ class ReadyBankServer(ReadyBankServiceServicer):
                 found.problem, field=found.field, value=found.value, way_out=found.way_out
             )
         return found
+
+
+def _given(found: rb.ReturnedGroup) -> e.GivenBack:
+    if not _REASON.fullmatch(found.reason):
+        raise _invalid("groups.reason", found.reason, "a word of at most 32 of a-z, 0-9 and _")
+    measured = found.measured_kl if found.HasField("measured_kl") else None
+    if measured is not None and not math.isfinite(measured):
+        raise _invalid("groups.measured_kl", measured, "a finite number, or leave it out")
+    return e.GivenBack(found.group, found.reason, measured)
 
 
 def _invalid(field: str, value: object, way_out: str) -> InvalidInput:

@@ -167,6 +167,7 @@ def _driver(config: Config, redis: Redis, epoch: int, base: Path, store: Checkpo
         ahead_max=mine.ahead_max if mine.loop == "async" else 0,
         start_step=mine.start_step,
         advantage=mine.advantage,
+        return_kl=mine.return_kl,
         alarms=limits_of(mine),
     )
     bank = GrpcBank(

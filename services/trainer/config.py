@@ -49,6 +49,11 @@ class TrainerConfig(Section):
     """The engine's log-probabilities stand for the proximal policy: the clip then bounds the way
     from the engine to the current policy, and nothing is weighted on top. Needs correction none."""
 
+    return_kl: float = Field(0.0, ge=0)
+    """A group goes back to the bank, before the step, when the engine's policy and the trainer's
+    differ by more than this on one of its trajectories (k3 per token, of the proximal recompute);
+    the bank puts others in their place. 0: none ever does."""
+
     micro_batch_tokens: int = Field(512, ge=16, le=1 << 20)
     """Tokens per forward pass: bounds memory. One longer sequence makes a pass of its own. On a CPU
     a row that fits its caches is quickest (512); a GPU wants 8192 or more."""

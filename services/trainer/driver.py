@@ -23,7 +23,7 @@ from muster import failpoints, telemetry
 from muster.advantage import Estimator
 from muster.clock import monotonic, wall
 from muster.errors import Refused, Unavailable
-from muster.leased import FrozenBatch, TrainBatch
+from muster.leased import FrozenBatch, GroupBack, TrainBatch
 from muster.tasks import end
 from muster.types import Value
 from services.trainer import schedule as s
@@ -31,11 +31,12 @@ from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.adapters.retry import retried
 from services.trainer.adapters.worker import in_daemon
 from services.trainer.alarms import AlarmLimits, alarms
-from services.trainer.figures import StepReport
+from services.trainer.figures import Mismatch, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
 from services.trainer.plan import plan_step, report_step
-from services.trainer.policy import Policy, Stopped
+from services.trainer.policy import Judge, Policy, SentBack, Stopped
 from services.trainer.ports import Bank, Fleet, Stage, VersionLog, VersionRecord
+from services.trainer.returns import GroupsReturned, to_keep, to_return
 
 T = TypeVar("T")
 EVENTS_MAX = 64  # a few tasks at a time answer, so a handful is ever queued
@@ -61,6 +62,7 @@ class DriverSettings(Value, frozen=True):
     ahead_max: int = 0
     start_step: int | None = None
     advantage: Estimator = "grpo"
+    return_kl: float = 0.0
     alarms: AlarmLimits = AlarmLimits()
 
 
@@ -229,9 +231,7 @@ class Driver:
                 self._batch = await self._lease(command.step)
                 return s.BatchLeased(self._batch.step)
             case s.TrainStep():
-                report = await in_daemon(self._train, "train")
-                self._unsaved += (self._batch.frozen,)
-                return s.StepTrained(report)
+                return await self._train_or_return(command.step)
             case s.SealVersion():
                 return s.VersionSealed(
                     command.step, await in_daemon(lambda: self._seal(command), "seal")
@@ -275,7 +275,7 @@ class Driver:
             ("trainer.save.before", "trainer.save.after"),
             lambda: in_daemon(lambda: self._save(command), "save"),
         )
-        self._unsaved = ()
+        self._saved, self._unsaved = to_keep(self._saved, self._unsaved), ()
         return s.CheckpointSaved(command.step, record, self._store.oldest_kept())
 
     async def _lease(self, step: int) -> TrainBatch:
@@ -287,11 +287,33 @@ class Driver:
             except TimeoutError:
                 _log.info("no batch for step %d in %.0f s, asking again", step, monotonic() - asked)
 
-    def _train(self) -> StepReport:
+    async def _train_or_return(self, step: int) -> s.StepTrained | GroupsReturned:
+        """Groups that are too far off go back before any weight moves."""
+        batch, back = self._batch, tuple[GroupBack, ...]()
+
+        def judge(measured: dict[str, Mismatch]) -> bool:
+            nonlocal back
+            back = to_return(batch, measured, self.settings.return_kl)
+            return not back
+
+        try:
+            report = await in_daemon(lambda: self._train(judge), "train")
+        except SentBack:
+            points = ("trainer.return.before", "trainer.return.after")
+            await self._effect(
+                "the ready bank", points, lambda: self._bank.return_groups(step, back)
+            )
+            told = ", ".join(f"{found.group} ({found.measured_kl:.3g})" for found in back)
+            _log.warning("step %d: gave back %s", step, told)
+            return GroupsReturned(step)
+        self._unsaved += (batch.frozen,)
+        return s.StepTrained(report)
+
+    def _train(self, judge: Judge) -> StepReport:
         started = monotonic()
         plan = plan_step(self._batch, self._lineage, self.settings.advantage)
-        figures = self._policy.train(plan, self._abort.is_set)
-        report = report_step(plan, figures, monotonic() - started)
+        figures = self._policy.train(plan, self._abort.is_set, judge)
+        report = report_step(plan, figures, monotonic() - started, self._batch)
         return replace(report, ended_unix_s=wall())
 
     def _seal(self, command: s.SealVersion) -> VersionRecord:
@@ -320,7 +342,7 @@ class Driver:
             trainer_epoch=self.settings.epoch,
             lineage=grown,
             report=command.report,
-            batches=self._unsaved,
+            batches=to_keep(self._saved, self._unsaved),
         )
         stop = self._abort.is_set
         folder = self._store.save(meta, lambda path: self._policy.write(path, stop), stop)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from muster.types import Value
 from services.trainer.figures import StepReport
 from services.trainer.ports import ReplicaReport, Stage, VersionRecord
+from services.trainer.returns import GroupsReturned
 
 
 class Event(Value, frozen=True, tag=True):
@@ -98,6 +99,7 @@ TrainerEvent = (
     | Registered
     | BatchLeased
     | StepTrained
+    | GroupsReturned
     | VersionSealed
     | CheckpointSaved
     | VersionRecorded

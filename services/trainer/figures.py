@@ -82,3 +82,6 @@ class StepReport(Value, frozen=True):
     lag_mean_versions: float
     train_s: float = 0.0
     ended_unix_s: float = 0.0
+    groups_returned: int = 0  # before the step, by whichever incarnation
+    predicted_kl: float | None = None  # mean of the bank's bounds, over the trajectories with one
+    measured_kl: float | None = None  # mean of k3 over the same

@@ -61,6 +61,13 @@ class StepLedger:
             chosen[self._starts[index] : self._starts[index + 1]] = True
         return self._compare(chosen)
 
+    def per_trajectory(self, plan: StepPlan) -> dict[str, Mismatch]:
+        """Engine against trainer, by trajectory id."""
+        by_id: dict[str, list[int]] = {}
+        for index, sequence in enumerate(plan.sequences):
+            by_id.setdefault(plan.ids[sequence.trajectory], []).append(index)
+        return {id_: self.mismatch(chosen) for id_, chosen in by_id.items()}
+
     def on_policy(self) -> Mismatch:
         """Engine against trainer where both had the same weights: nothing but numerics."""
         return self._compare(self.lags == 0)

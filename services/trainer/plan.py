@@ -13,6 +13,7 @@ from muster.leased import TrainBatch
 from muster.types import Value
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import Lineage, trajectory_lag
+from services.trainer.returns import compared
 
 
 class StepPlan(Value, frozen=True):
@@ -83,8 +84,11 @@ def plan_step(batch: TrainBatch, lineage: Lineage, estimator: Estimator = "grpo"
     )
 
 
-def report_step(plan: StepPlan, figures: StepFigures, train_s: float) -> StepReport:
-    """Join what was planned and what was measured."""
+def report_step(
+    plan: StepPlan, figures: StepFigures, train_s: float, batch: TrainBatch | None = None
+) -> StepReport:
+    """Join what was planned and measured, and what the bank said of the batch."""
+    predicted, measured = compared(batch, figures.per_trajectory) if batch else (None, None)
     return StepReport(
         step=plan.step,
         figures=figures,
@@ -95,4 +99,7 @@ def report_step(plan: StepPlan, figures: StepFigures, train_s: float) -> StepRep
         excluded=sum(group.excluded for group in plan.credit.groups),
         lag_mean_versions=plan.lag_mean_versions,
         train_s=train_s,
+        groups_returned=len(batch.frozen.returned) if batch else 0,
+        predicted_kl=predicted,
+        measured_kl=measured,
     )

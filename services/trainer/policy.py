@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from services.trainer.figures import StepFigures
+from services.trainer.figures import Mismatch, StepFigures
 from services.trainer.plan import StepPlan
 
 Stop = Callable[[], bool]
@@ -22,11 +22,22 @@ class Stopped(Exception):
     """The process is asked to end; what was under way is as if it had never begun."""
 
 
+Judge = Callable[[dict[str, Mismatch]], bool]
+"""Hears what the proximal recompute found of each trajectory, by id; True: take the step."""
+
+
+class SentBack(Exception):
+    """The judge did not want the step: the weights are as they were."""
+
+
 class Policy(Protocol):
     """Runs in a worker thread; one call at a time."""
 
-    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
-        """One optimizer step over the whole plan; no step when nothing in it has credit."""
+    def train(
+        self, plan: StepPlan, stop: Stop, judge: Judge = lambda measured: True
+    ) -> StepFigures:
+        """One optimizer step over the whole plan; no step when nothing in it has credit. Raises
+        SentBack, before any weight has moved, when `judge` says no."""
 
     def engine_state(self) -> dict[str, Any]:
         """Tensors as an engine loads them, by checkpoint name, in a fixed order.

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from muster.bank_calls import Registration as Registration
-from muster.leased import FrozenBatch, TrainBatch
+from muster.leased import FrozenBatch, GroupBack, TrainBatch
 from muster.types import Value
 from services.trainer.figures import StepReport
 
@@ -79,6 +79,11 @@ class Bank(Protocol):
 
     async def lease(self, step: int) -> TrainBatch:
         """Waits until the batch is there."""
+
+    async def return_groups(self, step: int, groups: Sequence[GroupBack]) -> int:
+        """Gives groups of the leased batch of `step` back: it is to be leased again then. Answers
+        how many are back, by this call or an earlier one. Raises Refused for what was acknowledged,
+        is not in the batch, or once too often (`TrainBatch.returns_left`)."""
 
     async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
         """That step and all before it are durable. Answers the groups of that step."""

@@ -20,7 +20,7 @@ With `checkpoint_every` above 1 the steps between are only sealed: SealVersion �
 RecordVersion ─ VersionRecorded ─ Publish …, LeaseBatch. A crash goes back to the checkpoint; the
 bank gives the batches since then again, unchanged and in order, and what is made of them has new
 numbers. When no batch comes for `checkpoint_idle_s`, the last step is saved all the same: its
-groups get their fate.
+groups get their fate. After GroupsReturned (returns.py) the batch of the step is leased again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ from services.trainer.events import (
 from services.trainer.lineage import NO_PARENT
 from services.trainer.outgoing import MISSED_DUES_MAX, Missed, Outgoing
 from services.trainer.ports import Stage, VersionRecord
+from services.trainer.returns import GroupsReturned
 
 __all__ = [
     "MISSED_DUES_MAX",
@@ -133,6 +134,7 @@ class TrainerMachine:
             Registered: self._on_registered,
             BatchLeased: self._on_leased,
             StepTrained: self._on_trained,
+            GroupsReturned: self._on_returned,
             VersionSealed: self._on_sealed,
             CheckpointSaved: self._on_saved,
             VersionRecorded: self._on_recorded,
@@ -209,10 +211,8 @@ class TrainerMachine:
         return [*then, *self._go_on()] if self.phase is Phase.PUBLISHING else then
 
     def _on_server_restarted(self, _: ServerRestarted) -> list[Command]:
-        """What is there already stays as it is."""
-        again: list[Command] = [*self._recorded]
-        self._recorded.clear()
-        return again
+        again, self._recorded = [*self._recorded], deque(maxlen=RECORDED_MAX)
+        return [*again]
 
     def _on_replicas_due(self, _: ReplicasDue) -> list[Command]:
         if self.phase is Phase.STARTING:
@@ -242,10 +242,7 @@ class TrainerMachine:
             return []
         if not step:
             self.phase = Phase.WAITING
-            if self._leasing:
-                return []
-            self._leasing, self._asked_at = True, self._now
-            return [LeaseBatch(self.step + 1)]
+            return [] if self._leasing else self._lease(self.step + 1)
         if step != self.step + 1:
             problem = f"the bank leased step {step} after step {self.step}"
             return self._halt(problem, "restart the trainer")
@@ -265,6 +262,15 @@ class TrainerMachine:
         due = report.step - self.durable >= self._every
         make = SaveCheckpoint if due else SealVersion
         return [make(report.step, self._next_version, self.record.version, report)]
+
+    def _on_returned(self, event: GroupsReturned) -> list[Command]:
+        self._trained_s = self._busy_s()
+        self.phase = Phase.WAITING
+        return self._lease(event.step)
+
+    def _lease(self, step: int) -> list[Command]:
+        self._leasing, self._asked_at = True, self._now
+        return [LeaseBatch(step)]
 
     def _on_sealed(self, event: VersionSealed) -> list[Command]:
         self._made(event.step, event.record)

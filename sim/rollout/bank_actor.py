@@ -58,6 +58,7 @@ class BankActor:
             b.AnswerAcknowledged: lambda c: self._ask(),
             b.RefuseCall: self._refused,
             b.TellStall: lambda c: None,
+            b.ScoreGroup: lambda c: self.feed(b.ScoreMissed(c.group, "nobody scores here")),
         }
 
     def start(self) -> None:

@@ -50,6 +50,10 @@ engine = "fake"
 [sandbox]
 backend = "fake"
 """
+_FAKE_POLICY = 'policy = "fake"\ntransport = "gloo"\n'
+# Above it the fake policy finds a trajectory or other of a few groups (adapters/fake.py).
+_RETURN_KL = 0.009
+_RETURNS = ("trainer.return", "readybank.return", "readybank.top_up")
 _CONFIG = """
 groups_per_batch = 2
 repairs_max = 4
@@ -92,10 +96,15 @@ class Run:
             model=model,
             port=self.port,
             every=1 + any(fault.name.startswith("trainer.record_trained") for fault in wanted),
-            policy="" if engine else 'policy = "fake"\ntransport = "gloo"\n',
+            policy="" if engine else _FAKE_POLICY + self._returns(),
             fakes="" if engine else _FAKES,
         )
         self.config.write_text(text, "utf-8")
+
+    def _returns(self) -> str:
+        """Groups are given back where a fault waits for that."""
+        wanted = any(fault.name.startswith(_RETURNS) for fault in self.wanted)
+        return f"return_kl = {_RETURN_KL}\n" if wanted else ""
 
     def _plans(self) -> list[Fault]:
         restores = any(fault.name.startswith("router.restore_box") for fault in self.wanted)

@@ -37,6 +37,8 @@ REDIS_WRITES = frozenset(
         "router.restore_box",
         "router.record_episode",
         "readybank.freeze",
+        "readybank.return",
+        "readybank.top_up",
         "readybank.train",
         "readybank.filter",
         "readybank.mark",

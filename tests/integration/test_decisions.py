@@ -23,6 +23,7 @@ from muster.v1 import inference_pb2 as inf
 from muster.v1 import inference_pb2_grpc
 from services.readybank import events as bank
 from services.readybank.adapters.clearing import Clearing
+from services.readybank.adapters.scoring import Scorer
 from services.readybank.config import ReadyBankConfig, rules
 from services.readybank.driver import BankDriver
 from services.readybank.machine import BankMachine
@@ -108,7 +109,9 @@ async def a_bank_that_leases(redis: Redis, run: str, folder: Path) -> Path:
     clearing = Clearing(redis, streams, _kept, machine.retiring.gone, epoch=epoch)
     path = folder / "readybank.jsonl"
     lines, stopping = journal.Journal(path, "readybank", machine.rules), asyncio.Event()
-    driver = BankDriver(streams, section, machine, lines, clearing)
+    driver = BankDriver(
+        streams, section, machine, lines, clearing, Scorer(streams, Registry(redis, run), 1.0)
+    )
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         tasks.create_task(driver.run(stopping))
         await driver.recover()

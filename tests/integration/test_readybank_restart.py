@@ -11,8 +11,10 @@ from redis.exceptions import ConnectionError
 
 from muster.config import load_config
 from muster.journal import Journal
+from muster.registry import Registry
 from muster.streams import Received, RunStreams, next_epoch
 from services.readybank.adapters.clearing import Clearing
+from services.readybank.adapters.scoring import Scorer
 from services.readybank.config import ReadyBankConfig, rules
 from services.readybank.driver import BankDriver
 from services.readybank.machine import BankMachine
@@ -50,7 +52,9 @@ async def test_the_trainers_epoch_is_asked_for_until_the_server_is_back(
     server: Any = Restarting(redis, failures=2)
     clearing = Clearing(server, streams, nowhere, machine.retiring.gone, epoch=epoch)
     journal, stopping = Journal(tmp_path / "j.jsonl", "readybank", machine.rules), asyncio.Event()
-    driver = BankDriver(streams, section, machine, journal, clearing)
+    driver = BankDriver(
+        streams, section, machine, journal, clearing, Scorer(streams, Registry(redis, run), 1.0)
+    )
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         tasks.create_task(driver.run(stopping))
         await driver.recover()

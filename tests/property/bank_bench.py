@@ -89,13 +89,14 @@ class Bench:
         self.fed: list[Any] = []
         self.unread: list[Any] = []
         self.sent: dict[int, e.SendBatch] = {}
-        self.asked: tuple[int, int] | None = None  # step, groups
+        self.asked: dict[int, int] = {}  # step → groups, of the leases that wait
         self.again: e.SendBatch | None = None  # the last batch that was sent
         self.epoch = 1
         self.durable = 0  # newest step in the trainer's checkpoint
         self.kept = 0  # step of its oldest one
         self.has = 0  # newest step that its incarnation was sent
-        self.brought: e.Batch | None = None  # what it says of that step when it registers
+        self.brought: tuple[e.Batch, ...] = ()  # what it says of its steps when it registers
+        self.giving: e.ReturnAsked | None = None  # it gives groups back, and has no answer yet
         self.refused = False
         self.restart()
 
@@ -116,17 +117,30 @@ class Bench:
             self.check_evaluated(command)
         elif isinstance(command, e.WriteTrained):
             self.said.update(fate.group for fate in command.fates)
+        elif isinstance(command, e.WriteReturned):
+            self.said.update(fate.group for fate in command.fates)
         elif isinstance(command, e.WriteFrozen):
-            if command.batch != self.brought:
+            if command.batch not in self.brought:
                 self.check_choice(command.batch)
         elif isinstance(command, e.SendBatch):
-            said = self.again = msgspec.structs.replace(command, call="")
-            assert said.batch == self.frozen[said.batch.step]
-            assert said == self.sent.setdefault(said.batch.step, said)
-            assert said.batch.step > self.kept
-            self.asked, self.has = None, max(self.has, said.batch.step)
+            self.heard_batch(msgspec.structs.replace(command, call="", returns_left=0))
+        elif isinstance(command, e.AnswerReturned):
+            self.giving = None
         elif isinstance(command, e.RefuseCall) and command.call == "register":
             self.refused = True
+
+    def heard_batch(self, said: e.SendBatch) -> None:
+        """It is durable and whole; what was sent before of the same revision was the same."""
+        batch, before = said.batch, self.sent.get(said.batch.step)
+        self.again = said
+        assert batch == self.frozen[batch.step]
+        assert not batch.lacks
+        if before is None or before.batch.revision < batch.revision:
+            self.sent[batch.step] = said
+        assert said == self.sent[batch.step]
+        assert batch.step > self.kept
+        self.asked.pop(batch.step)
+        self.has = max(self.has, batch.step)
 
     def candidates(self) -> list[tuple[bool, float, str, tuple[int, ...]]]:
         """Groups that may be in the next batch, the first to go first."""
@@ -145,11 +159,17 @@ class Bench:
         return sorted(found)
 
     def check_choice(self, batch: e.Batch) -> None:
-        assert self.asked is not None
-        best = self.candidates()[: self.asked[1]]
-        assert [(m.group, m.attempts) for m in batch.members] == [(g, a) for _, _, g, a in best]
+        short = self.frozen.get(batch.step)
+        stays = short.members if short else ()
+        best = self.candidates()[: short.lacks if short else self.asked[batch.step]]
+        fresh = tuple(e.BatchMember(g, a) for _, _, g, a in best)
+        assert batch.members == (*stays, *fresh)
+        assert not batch.lacks
         whole = oracle(self.fed)
-        assert batch.complete_unix_s == max(whole[g][0] for _, _, g, _ in best)
+        complete = [whole[g][0] for _, _, g, _ in best]
+        assert batch.complete_unix_s == max(
+            [short.complete_unix_s, *complete] if short else complete
+        )
 
     def check_evaluated(self, command: e.WriteFate) -> None:
         """All of an evaluation, and nothing else, is evaluated, with the attempts that count."""
@@ -164,8 +184,10 @@ class Bench:
         """Nothing that could be said was left unsaid, nothing was said twice."""
         assert not self.store.conflicts
         assert not [group for group, times in self.said.items() if times > 1]
-        if self.asked is not None:
-            assert len(self.candidates()) < self.asked[1]
+        if self.asked:
+            first = min(self.asked)
+            short = self.frozen.get(first)
+            assert len(self.candidates()) < (short.lacks if short else self.asked[first])
         frozen = [m.group for b in self.frozen.values() for m in b.members]
         assert len(frozen) == len(set(frozen))
         for group, (_, _, trainable) in oracle(self.fed).items():
@@ -178,7 +200,7 @@ class Bench:
         fates, mark = self.store.all_fates, self.store.mark
         batched = {m.group: b.step for b in self.frozen.values() for m in b.members}
         over = {g for g, f in fates.items() if batched.get(g, f.step) <= mark}
-        if self.asked is None and not self.machine.leases.heard:
+        if not self.asked and not self.machine.leases.heard:
             over &= self.store.retired  # it waits for a word of the trainer
         assert self.store.retired == over
         keys = {key for x in self.fed if group_of(x) not in over for key in keys_of(x)}
@@ -217,16 +239,43 @@ class Bench:
             self.feed(event)
 
     def lease(self, groups: int) -> None:
-        self.asked = (self.has + 1, groups)
-        self.feed(e.LeaseAsked(self.epoch, self.has + 1, groups, "lease", 0.0))
+        self.ask(self.has + 1, groups)
+
+    def ask(self, step: int, groups: int) -> None:
+        self.asked[step] = groups
+        self.feed(e.LeaseAsked(self.epoch, step, groups, "lease", 0.0))
+
+    def give_back(self, which: int) -> None:
+        """The trainer gives a group of its newest batch back, or two, and leases the step again."""
+        members = self.sent[self.has].batch.members
+        chosen = {members[which % len(members)].group, members[which // 7 % len(members)].group}
+        groups = tuple(e.GivenBack(group, "kl") for group in sorted(chosen))
+        self.giving = e.ReturnAsked(self.epoch, self.has, groups, "return")
+        self.feed(self.giving)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """For the step that lacks groups now; a lease of the next may be open."""
+        short = self.frozen.get(self.has)
+        free = self.has not in self.asked and self.giving is None and self.has > self.durable
+        if free and short and short.lacks:
+            self.ask(self.has, len(short.members) + short.lacks)
+
+    @property
+    def whole(self) -> bool:
+        """What the trainer has may be trained on."""
+        return self.giving is None and self.has not in self.asked
 
     def restart(self) -> None:
         self.machine, self.said = BankMachine(self.rules), Counter[str]()
         self.fed, self.unread = [*self.fed, *self.unread], []
         for event in self.store.recovery():
             self.feed(event)
-        if self.asked is not None:
-            self.lease(self.asked[1])
+        for step, groups in sorted(self.asked.items()):
+            self.ask(step, groups)
+        if self.giving is not None:
+            self.feed(self.giving)
+        self.ask_again()
 
     def acknowledge(self, behind: int | None = None) -> None:
         """All that was sent is in a checkpoint; `behind`: how many steps the oldest one is back."""
@@ -238,25 +287,36 @@ class Bench:
     def trainer_returns(self, step: int) -> None:
         """A new incarnation whose checkpoint ends before `step` gets what the former one got."""
         self.epoch += 1
-        self.asked = None
+        self.asked, self.giving = {}, None
         self.durable = self.has = step - 1
-        known = self.sent.get(self.durable)
-        self.brought = known.batch if known else None
+        self.brought = self.kept_batches()
         register = e.TrainerRegistered(
             self.epoch,
             self.durable,
             "register",
-            (self.brought,) if self.brought else (),
+            self.brought,
             self.kept,
         )
         self.feed(register)
         if self.refused:
             return
-        assert self.brought is None or self.frozen[self.durable] == self.brought
+        for batch in self.brought:
+            assert self.frozen[batch.step] == batch
         for again in range(step, max(self.frozen, default=0) + 1):
             self.again = None
-            self.feed(e.LeaseAsked(self.epoch, again, 1, "again", 0.0))
+            lacks = self.frozen[again].lacks
+            self.ask(again, 1)
+            if lacks and self.again is None:
+                self.has = again
+                return  # it waits for others in the place of what was given back
             assert self.again == self.sent[again]
+
+    def kept_batches(self) -> tuple[e.Batch, ...]:
+        """Of the checkpoint: its newest, and all from one on of which groups were given back."""
+        has = [s.batch for step, s in sorted(self.sent.items()) if step <= self.durable]
+        revised = [batch.step for batch in has if batch.revision]
+        first = min([self.durable, *revised])
+        return tuple(batch for batch in has if batch.step >= first)
 
     def records_lost(self, count: int) -> None:
         """The bank's last records are gone and it restarts; the trainer's checkpoint is not gone.
@@ -264,9 +324,14 @@ class Bench:
         Then no group of any step of the checkpoint is ever leased again, or nothing is.
         """
         self.store.lose(count)
-        known = set(self.frozen) | {self.durable}
-        self.sent = {step: sent for step, sent in self.sent.items() if step in known}
-        self.asked = None
+        brought = {batch.step for batch in self.kept_batches()}
+        known = set(self.frozen) | brought
+        self.sent = {
+            step: sent
+            for step, sent in self.sent.items()
+            if step in brought or self.frozen.get(step) == sent.batch
+        }
+        self.asked, self.giving = {}, None
         self.restart()
         self.trainer_returns(self.durable + 1)
         assert self.refused == any(step not in known for step in range(1, self.durable))

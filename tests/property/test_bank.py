@@ -96,6 +96,7 @@ actions = st.lists(
         st.tuples(st.just("lease"), st.integers(1, 2)),
         st.tuples(st.just("repeat"), st.integers(0, 50)),
         st.tuples(st.just("stale"), st.integers(0, 50)),
+        st.tuples(st.just("give"), st.integers(0, 50)),
         st.tuples(st.just("ack"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
         st.tuples(st.just("return"), st.integers(0, 50)),
@@ -144,14 +145,17 @@ def _act(bench: Bench, left: list[list[Message]], action: str, value: Any) -> No
 
 
 def _act_as_trainer(bench: Bench, action: str, value: int) -> None:
-    if action == "lease" and bench.asked is None:
+    if action == "lease" and not bench.asked:
         bench.lease(value)
-    elif action == "ack" and bench.has:
+    elif action == "give" and bench.has > bench.durable and bench.whole:
+        bench.give_back(value)
+    elif action == "ack" and bench.has and bench.whole:
         bench.acknowledge()
-    elif action == "keep" and bench.has:
+    elif action == "keep" and bench.has and bench.whole:
         bench.acknowledge(value)
     elif action == "return" and bench.has:
-        bench.trainer_returns(bench.kept + 1 + value % (bench.has - bench.kept + 1))
+        has = bench.has - (not bench.whole)  # no checkpoint has what it gave groups back of
+        bench.trainer_returns(bench.kept + 1 + value % (has - bench.kept + 1))
 
 
 afterthoughts = st.sampled_from([None, None, INFRA, scored(0.0)])
@@ -183,7 +187,7 @@ def test_lost_records_lead_to_no_second_training(
         if label is not None:
             bench.put(_attempt(number, 1, label), late=False)
     bench.records_lost(lost)
-    while not bench.refused and bench.asked is None:
+    while not bench.refused and not bench.asked:
         bench.lease(1)
         bench.check_rest()
     if bench.frozen and not bench.refused:
@@ -229,3 +233,47 @@ def test_what_is_ready_does_not_depend_on_how_the_streams_interleave(
             said += machine.handle(e.BatchFrozen(step), 0.0)
         batches.append([c for c in said if isinstance(c, e.SendBatch)])
     assert batches[0] == batches[1] == batches[2]
+
+
+gives = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.booleans()),
+        st.tuples(st.just("give"), st.integers(0, 50)),
+        st.tuples(st.just("give"), st.integers(0, 50)),
+        st.tuples(st.just("lease"), st.integers(1, 3)),
+        st.tuples(st.just("lease"), st.integers(1, 3)),
+        st.tuples(st.just("ack"), st.just(0)),
+        st.tuples(st.just("keep"), st.integers(0, 2)),
+        st.tuples(st.just("kill"), st.integers(1, 4)),
+        st.tuples(st.just("kill_after"), st.integers(1, 4)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("return"), st.integers(0, 50)),
+        st.tuples(st.just("lose"), st.integers(1, 4)),
+    ),
+    min_size=4,
+    max_size=40,
+)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(st.integers(2, 12), gives, st.integers(0, 2))
+def test_what_is_given_back_has_its_fate_and_the_batch_others(
+    groups: int, todo: list[tuple[str, Any]], most: int
+) -> None:
+    """Whatever dies, and whatever the bank forgets: what a checkpoint has is nowhere else."""
+    bench = Bench(msgspec.structs.replace(RULES, returns_max=most))
+    left = [_whole(number) for number in range(groups)]
+    for call in left[: groups // 2]:
+        bench.put(call, late=False)
+    left = left[groups // 2 :]
+    for action, value in [*todo, *[("put", False)] * len(left), ("restart", 0), ("tick", 1)]:
+        try:
+            _act(bench, left, action, value)
+        except Killed:
+            bench.restart()
+        if bench.refused:
+            return
+        bench.check_rest()
+    given = {g for batch in bench.frozen.values() for g in batch.returned}
+    assert given <= {g for g, fate in bench.store.all_fates.items() if fate.fate == "filtered"}
+    assert all(batch.revision <= most for batch in bench.frozen.values())

@@ -88,6 +88,8 @@ class LossyStore:
         """The effects of a command that are atomic one by one."""
         if isinstance(command, e.WriteFrozen):
             yield "frozen", command.batch
+        elif isinstance(command, e.WriteReturned):
+            yield "returned", command
         elif isinstance(command, e.WriteTrained):
             yield "trained", command
         elif isinstance(command, e.WriteFate):
@@ -121,7 +123,7 @@ class LossyStore:
         mark = [e.MarkRestored(self.mark, self.opened)] if self.mark else []
         retired = [e.RetiredRestored(job, bits) for job, bits in sorted(self._bits().items())]
         batches = [e.BatchRestored(b, s in self.trained) for s, b in sorted(self.batches.items())]
-        fates = [e.FateRestored(f.group, f.fate) for f in self.fates.values()]
+        fates = [e.FateRestored(f.group, f.fate, f.reason) for f in self.fates.values()]
         read = [event for name in READ for event in self.streams[name]]
         return [*mark, *retired, *batches, *fates, *read, e.RecoveryEnded()]
 
@@ -145,11 +147,22 @@ class LossyStore:
             self.payloads.update(keys_of(event))
 
     def _frozen(self, batch: e.Batch) -> None:
-        self.all_batches.setdefault(batch.step, batch)
         if batch.step <= self.mark:
             self.conflicts.append(f"step {batch.step} was frozen again below the mark")
-        if self.batches.setdefault(batch.step, batch) != batch:
+        known = self.batches.get(batch.step)
+        if known and known != batch and not self._revises(batch, known):
             self.conflicts.append(f"step {batch.step} was frozen twice")
+        self.batches[batch.step] = self.all_batches[batch.step] = batch
+
+    def _revises(self, batch: e.Batch, known: e.Batch) -> bool:
+        """It comes after `known`: others in the place of what was given back."""
+        newer = (batch.revision, -batch.lacks) > (known.revision, -known.lacks)
+        return newer and batch.step not in self.trained
+
+    def _returned(self, command: e.WriteReturned) -> None:
+        self._frozen(command.batch)
+        for fate in command.fates:
+            self._fate(fate)
 
     def _trained(self, command: e.WriteTrained) -> None:
         self.trained.add(command.batch.step)
@@ -202,6 +215,8 @@ def _below(event: Any, first: str) -> bool:
 def _result(command: e.BankCommand) -> e.BankEvent | None:
     if isinstance(command, e.WriteFrozen):
         return e.BatchFrozen(command.batch.step)
+    if isinstance(command, e.WriteReturned):
+        return e.BatchReturned(command.batch.step)
     if isinstance(command, e.WriteTrained):
         return e.BatchTrained(command.batch.step)
     if isinstance(command, e.WriteFate):

@@ -8,7 +8,11 @@ Verbs (name=value arguments may be left out):
   intend GROUP.SIBLING.ATTEMPT TURN     its command is about to run
   version N                        [parent= published=1]
   cancel JOB
-  register | lease | ack           [epoch= step= groups= durable= batch=a[0,1];b[0] kept=]
+  register | lease | ack           [epoch= step= groups= durable= batch=a[0,1];b[0] kept=
+                                   revision= former=]
+  return STEP GROUP...             [epoch=]; GROUP or GROUP:KL
+  scored GROUP SIBLING:KL...       [version= tokens=] an idle replica says so
+  missed GROUP                     nobody scored it
   gone CALL
   tick SECONDS
   writes off | on                  off: the bank is killed before its writes land
@@ -112,9 +116,29 @@ class Story(playing.Story):
         )
         return lines if only == "events" else lines + self.put("outcomes", said)
 
-    def do_version(self, number: str, parent: str = "", published: str = "") -> list[str]:
-        before = int(parent or int(number) - 1)
-        return self.put("versions", e.VersionSeen(int(number), before, bool(published)))
+    def do_version(
+        self, number: str, parent: str = "", published: str = "", kl: str = ""
+    ) -> list[str]:
+        before, moved = int(parent or int(number) - 1), float(kl) if kl else None
+        return self.put("versions", e.VersionSeen(int(number), before, bool(published), moved))
+
+    def do_return(self, step: str, *groups: str, epoch: str = "1") -> list[str]:
+        given = [
+            (name, float(kl) if kl else None) for name, _, kl in (g.partition(":") for g in groups)
+        ]
+        back = tuple(e.GivenBack(name, "kl", kl) for name, kl in given)
+        return self.feed(e.ReturnAsked(int(epoch), int(step), back, self.call("return")))
+
+    def do_scored(
+        self, group: str, *siblings: str, version: str = "", tokens: str = "4"
+    ) -> list[str]:
+        newest = int(version) if version else self.machine.lineage.newest
+        found = [(int(number), float(kl)) for number, _, kl in (s.partition(":") for s in siblings)]
+        scores = tuple(e.Score(number, 0, newest, int(tokens), kl) for number, kl in found)
+        return self.feed(e.GroupScored(group, scores))
+
+    def do_missed(self, group: str) -> list[str]:
+        return self.feed(e.ScoreMissed(group, "no replica is idle"))
 
     def do_cancel(self, job: str) -> list[str]:
         return self.put("jobs", e.JobCancelled(job))
@@ -124,23 +148,32 @@ class Story(playing.Story):
         return f"{kind}-{self.calls}"
 
     def do_register(
-        self, epoch: str = "1", durable: str = "0", batch: str = "", kept: str = "0"
+        self,
+        epoch: str = "1",
+        durable: str = "0",
+        batch: str = "",
+        kept: str = "0",
+        revision: str = "0",
     ) -> list[str]:
         last, told = int(durable), batch.split("/") if batch else []
         batches = tuple(
-            e.Batch(step, tuple(map(_member, members.split(";"))), 0.0, 0.0, 1, 0)
+            e.Batch(step, tuple(map(_member, members.split(";"))), 0.0, 0.0, 1, 0, int(revision))
             for step, members in enumerate(told, last + 1 - len(told))
         )
         return self.feed(
             e.TrainerRegistered(int(epoch), last, self.call("register"), batches, int(kept))
         )
 
-    def do_lease(self, step: str, groups: str = "1", epoch: str = "1") -> list[str]:
-        call = self.call("lease")
-        return self.feed(e.LeaseAsked(int(epoch), int(step), int(groups), call, self.now))
+    def do_lease(
+        self, step: str, groups: str = "1", epoch: str = "1", former: str = ""
+    ) -> list[str]:
+        call, revision = self.call("lease"), int(former) if former else None
+        asked = e.LeaseAsked(int(epoch), int(step), int(groups), call, self.now, revision)
+        return self.feed(asked)
 
-    def do_ack(self, step: str, epoch: str = "1", kept: str = "0") -> list[str]:
-        return self.feed(e.AckAsked(int(epoch), int(step), self.call("ack"), int(kept)))
+    def do_ack(self, step: str, epoch: str = "1", kept: str = "0", revision: str = "") -> list[str]:
+        told = int(revision) if revision else None
+        return self.feed(e.AckAsked(int(epoch), int(step), self.call("ack"), int(kept), told))
 
     def do_gone(self, call: str) -> list[str]:
         return self.feed(e.LeaseGone(call))
@@ -203,14 +236,17 @@ def _line(found: Waiting) -> str:
 
 def tell(command: Any) -> str:
     """One decision as a line."""
+    if isinstance(command, e.WriteReturned | e.ScoreGroup | e.AnswerReturned):
+        return _tell_drift(command)
     if isinstance(command, e.WriteFrozen):
-        return f"write frozen step {command.batch.step}: {_members(command.batch)}"
+        return f"write frozen step {_named(command.batch)}: {_members(command.batch)}"
     if isinstance(command, e.WriteTrained):
         return f"write trained step {command.batch.step}: {_members(command.batch)}"
     if isinstance(command, e.WriteFate):
-        return f"write fate {command.fate.group}: {command.fate.fate}, {command.fate.reason}"
+        fate = command.fate
+        return f"write fate {fate.group}: {fate.fate}, {fate.reason}{_kls(fate)}"
     if isinstance(command, e.SendBatch):
-        return f"send {command.call} step {command.batch.step}: {_members(command.batch)}"
+        return f"send {command.call} step {_named(command.batch)}: {_members(command.batch)}"
     if isinstance(command, e.AnswerRegistered):
         return f"answer {command.call}: unseen {[*command.steps_unseen]}, next {command.next_step}"
     if isinstance(command, e.AnswerAcknowledged):
@@ -225,6 +261,16 @@ def tell(command: Any) -> str:
     return f"stall: {command.problem}"
 
 
+def _tell_drift(command: e.WriteReturned | e.ScoreGroup | e.AnswerReturned) -> str:
+    if isinstance(command, e.ScoreGroup):
+        wanted = " ".join(f"{s.sibling}.{s.attempt}" for s in command.siblings)
+        return f"score {command.group} under version {command.version}: {wanted}"
+    if isinstance(command, e.AnswerReturned):
+        return f"answer {command.call}: {command.returned} groups are back"
+    fates = " ".join(f"{f.group}:{f.reason}{_kls(f)}" for f in command.fates)
+    return f"write returned step {_named(command.batch)}: {_members(command.batch)}; {fates}"
+
+
 def _tell_clearing(command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> str:
     if isinstance(command, e.WriteMark):
         return f"write mark {command.step}"
@@ -237,6 +283,19 @@ def _tell_clearing(command: e.WriteMark | e.RetireGroups | e.TrimStreams) -> str
 def _member(text: str) -> e.BatchMember:
     group, _, attempts = text.rstrip("]").partition("[")
     return e.BatchMember(group, tuple(int(attempt) for attempt in attempts.split(",")))
+
+
+def _named(batch: e.Batch) -> str:
+    return f"{batch.step} revision {batch.revision}" if batch.revision else str(batch.step)
+
+
+def _kls(fate: e.FateRecord) -> str:
+    found = (
+        ("predicted", fate.predicted_kl),
+        ("scored", fate.scored_kl),
+        ("measured", fate.measured_kl),
+    )
+    return "".join(f" {name} {kl:.3g}" for name, kl in found if kl is not None)
 
 
 def _members(batch: e.Batch) -> str:

@@ -23,6 +23,7 @@ from muster.stream_ids import id_after
 from muster.streams import Received, RunStreams, reaching_redis
 from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
+from services.readybank.adapters import feed
 from services.readybank.retire import (
     VersionKept,
     batch_over,
@@ -213,6 +214,4 @@ def _evaluated_field(message: Received) -> str:
 
 
 def _batch_field(message: Received) -> str:
-    record = ev.BatchRecord.FromString(message.data)
-    stage = "trained" if record.stage == ev.BATCH_STAGE_TRAINED else "frozen"
-    return f"{record.step}/{stage}"
+    return feed.batch_field(ev.BatchRecord.FromString(message.data))

@@ -21,6 +21,11 @@ from muster.v1 import events_pb2 as ev
 from services.readybank import events as e
 
 T = TypeVar("T")
+_STAGES = {
+    ev.BATCH_STAGE_FROZEN: "frozen",
+    ev.BATCH_STAGE_RETURNED: "returned",
+    ev.BATCH_STAGE_TRAINED: "trained",
+}
 
 
 def event_of(message: Received) -> e.BankEvent | None:
@@ -109,7 +114,8 @@ def _version(message: Received) -> e.BankEvent:
     if found.stage == ev.VERSION_STAGE_UNSPECIFIED:
         raise InvalidInput("a version without a stage", field=message.stream, value=message.id)
     published = found.stage == ev.VERSION_STAGE_PUBLISHED
-    return e.VersionSeen(found.version, found.parent, published)
+    moved = found.step_kl if found.HasField("step_kl") else None
+    return e.VersionSeen(found.version, found.parent, published, moved)
 
 
 def _job(message: Received) -> e.BankEvent | None:
@@ -123,26 +129,28 @@ _READERS = {"events": _trajectory, "outcomes": _label, "versions": _version, "jo
 def batch_record(message: Received) -> ev.BatchRecord:
     """A message of the batches stream. Raises InvalidInput for one that no bank writes."""
     found = ev.BatchRecord.FromString(message.data)
-    if found.step < 1 or found.stage == ev.BATCH_STAGE_UNSPECIFIED:
+    if found.step < 1 or found.stage not in _STAGES:
         raise InvalidInput("not the record of a batch", field=message.stream, value=message.id)
     return found
 
 
 def restored_batches(records: Iterable[ev.BatchRecord]) -> list[e.BatchRestored]:
-    """One event per frozen step."""
-    frozen: dict[int, e.Batch] = {}
+    """One event per step: its newest revision, whole where that was frozen."""
+    found: dict[int, e.Batch] = {}
     trained: set[int] = set()
     for record in records:
         if record.stage == ev.BATCH_STAGE_TRAINED:
             trained.add(record.step)
-        frozen.setdefault(record.step, batch_from_pb(record))
-    return [e.BatchRestored(frozen[step], step in trained) for step in sorted(frozen)]
+        known, batch = found.get(record.step), batch_from_pb(record)
+        if known is None or (batch.revision, -batch.lacks) > (known.revision, -known.lacks):
+            found[record.step] = batch
+    return [e.BatchRestored(found[step], step in trained) for step in sorted(found)]
 
 
 def restored_fate(message: Received) -> e.FateRestored:
     """A message of the fates stream."""
     found = ev.GroupFate.FromString(message.data)
-    return e.FateRestored(found.group, codec.fate_from_pb(found.fate))
+    return e.FateRestored(found.group, codec.fate_from_pb(found.fate), found.reason)
 
 
 def batch_from_pb(record: ev.BatchRecord) -> e.Batch:
@@ -153,6 +161,9 @@ def batch_from_pb(record: ev.BatchRecord) -> e.Batch:
         complete_unix_s=record.complete_unix_s,
         trainer_epoch=record.trainer_epoch,
         policy_version=record.policy_version,
+        revision=record.revision,
+        returned=tuple(record.returned),
+        groups=record.groups,
     )
 
 
@@ -166,12 +177,23 @@ def batch_to_pb(run: str, batch: e.Batch, stage: ev.BatchStage.ValueType) -> ev.
         complete_unix_s=batch.complete_unix_s,
         trainer_epoch=batch.trainer_epoch,
         policy_version=batch.policy_version,
+        revision=batch.revision,
+        returned=batch.returned,
+        groups=batch.groups,
     )
 
 
 def frozen_entry(run: str, batch: e.Batch) -> StreamEntry:
     """Written before anything of the batch is sent."""
     return _batch_entry(batch_to_pb(run, batch, ev.BATCH_STAGE_FROZEN), "frozen")
+
+
+def returned_entries(
+    run: str, batch: e.Batch, fates: tuple[e.FateRecord, ...]
+) -> list[StreamEntry]:
+    """What stays of a batch, and the fates of what was given back, to be written in one call."""
+    record = batch_to_pb(run, batch, ev.BATCH_STAGE_RETURNED)
+    return [_batch_entry(record, "returned"), *(fate_entry(run, fate) for fate in fates)]
 
 
 def trained_entries(run: str, batch: e.Batch, fates: tuple[e.FateRecord, ...]) -> list[StreamEntry]:
@@ -187,6 +209,9 @@ def fate_entry(run: str, fate: e.FateRecord) -> StreamEntry:
         fate=codec.fate_to_pb(fate.fate),
         step=fate.step,
         reason=fate.reason,
+        predicted_kl=fate.predicted_kl,
+        scored_kl=fate.scored_kl,
+        measured_kl=fate.measured_kl,
     )
     plain = (("group", fate.group), ("fate", fate.fate), ("step", str(fate.step)))
     return StreamEntry("fates", "fates", fate.group, message.SerializeToString(), plain)
@@ -208,4 +233,12 @@ def closing_entries(run: str, command: e.WriteFate) -> list[StreamEntry]:
 def _batch_entry(record: ev.BatchRecord, stage: str) -> StreamEntry:
     plain = (("step", str(record.step)), ("stage", stage))
     data = record.SerializeToString()
-    return StreamEntry("batches", "batches", f"{record.step}/{stage}", data, plain)
+    return StreamEntry("batches", "batches", batch_field(record), data, plain)
+
+
+def batch_field(record: ev.BatchRecord) -> str:
+    """What names a record of the batches stream: one of each step, stage and revision is written,
+    and one of a step that is trained."""
+    name = f"{record.step}/{_STAGES[record.stage]}"
+    revised = record.revision and record.stage != ev.BATCH_STAGE_TRAINED
+    return f"{name}/{record.revision}" if revised else name

@@ -68,6 +68,10 @@ def _part(
     message.sibling, message.attempt = sibling.sibling, sibling.attempt
     message.label.CopyFrom(codec.label_to_pb(key, sibling.label))
     message.sampling.CopyFrom(codec.sampling_to_pb(group.sampling))
+    if sibling.predicted_kl is not None:
+        message.predicted_kl = sibling.predicted_kl
+    if sibling.scored_kl is not None:
+        message.scored_kl = sibling.scored_kl
     size = 0
     for name in sibling.payload_keys:
         data = found[name]

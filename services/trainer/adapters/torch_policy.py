@@ -32,7 +32,7 @@ from services.trainer.ledger import StepLedger
 from services.trainer.loss import LossSettings, policy_loss
 from services.trainer.packing import MicroBatch, pack
 from services.trainer.plan import StepPlan
-from services.trainer.policy import Stop, Stopped
+from services.trainer.policy import Judge, SentBack, Stop, Stopped
 
 
 class TorchSettings(Value, frozen=True):
@@ -94,8 +94,13 @@ class TorchPolicy:
             policy._restore(state)
         return policy
 
-    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
-        """See Policy.train. Raises Stopped, or Refused when the gradient is not finite."""
+    def train(
+        self, plan: StepPlan, stop: Stop, judge: Judge = lambda measured: True
+    ) -> StepFigures:
+        """See Policy.train. Raises Stopped, or Refused when the gradient is not finite.
+
+        The judge is asked when the first gradient stands: its pass was the proximal recompute.
+        """
         self._check_whole()
         ledger = StepLedger(plan, self._set.loss)
         aside = self._pack(plan, plan.without_contrast)
@@ -111,14 +116,15 @@ class TorchPolicy:
             self._check(stop)
             if not self._compared:
                 self._compared = check_on_policy(ledger.on_policy(), self._set.on_policy_max)
+            if epoch == 0:
+                self._ask(judge, plan, ledger)
             norm = self._update()
+        if not rows:
+            self._ask(judge, plan, ledger)
         if rows:
             self._measure_step(_drawn(aside, rows, seed=plan.step), ledger, stop)
         self._whole = True
         measured = ~ledger.after.isnan()
-        by_id: dict[str, list[int]] = {}
-        for index, sequence in enumerate(plan.sequences):
-            by_id.setdefault(plan.ids[sequence.trajectory], []).append(index)
         return StepFigures(
             loss=loss,
             grad_norm=norm,
@@ -127,9 +133,15 @@ class TorchPolicy:
             step_kl_tokens_aside=int((measured & ~ledger.trained).sum()),
             clipped_share=clipped,
             mismatch=ledger.mismatch(range(len(plan.sequences))),
-            per_trajectory={id: ledger.mismatch(chosen) for id, chosen in by_id.items()},
+            per_trajectory=ledger.per_trajectory(plan),
             buckets=ledger.buckets(),
         )
+
+    def _ask(self, judge: Judge, plan: StepPlan, ledger: StepLedger) -> None:
+        """Raises SentBack; nothing of the step is left then."""
+        if not judge(ledger.per_trajectory(plan)):
+            self._drop_gradients()
+            raise SentBack
 
     def engine_state(self) -> dict[str, Tensor]:
         """Live compute weights by checkpoint name; a tied output head is left out."""

@@ -64,7 +64,7 @@ def record_to_pb(record: VersionRecord) -> ev.PolicyVersionRecord:
         digest=record.digest,
         stage=_STAGES[record.stage],
         checkpoint=record.checkpoint,
-        step_kl=record.report.figures.step_kl if record.report else 0.0,
+        step_kl=_step_kl(record.report),
         step=_report_to_pb(record.report) if record.report else None,
         publications=[report_to_pb(report) for report in record.publications],
         times=_times_to_pb(record) if record.stage is Stage.PUBLISHED else None,
@@ -103,7 +103,15 @@ def _report_to_pb(report: StepReport) -> ev.StepReport:
         ess_turn=found.ess_turn,
         mismatch_mean_abs=found.mean_abs,
         mismatch=[_bucket_to_pb(bucket) for bucket in report.figures.buckets],
+        groups_returned=report.groups_returned,
+        predicted_kl=report.predicted_kl,
+        measured_kl=report.measured_kl,
     )
+
+
+def _step_kl(report: StepReport | None) -> float | None:
+    """None when it was measured on nothing."""
+    return report.figures.step_kl if report and report.figures.step_kl_tokens else None
 
 
 def _bucket_to_pb(bucket: MismatchBucket) -> ev.MismatchBucket:

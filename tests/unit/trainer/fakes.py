@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from muster.errors import Refused, Unavailable
-from muster.leased import FrozenBatch, TrainBatch
+from muster.leased import FrozenBatch, GroupBack, TrainBatch
 from muster.transfer.newest import Newest
 from services.trainer.ports import (
     KnownVersion,
@@ -26,6 +28,8 @@ class FakeBank:
         self.registered: list[int] = []
         self.brought: list[int] = []  # steps of the batches of the last registration
         self.oldest_kept = self.mark = 0  # mark: what came up to there is deleted
+        self.spare: list[TrainBatch] = []  # what comes in the place of what was given back
+        self.returned: list[tuple[int, str]] = []
         self.away = 0  # so many calls fail before the next succeeds
         self.drained = asyncio.Event()  # a lease waits for a batch that does not exist
 
@@ -51,6 +55,21 @@ class FakeBank:
             await asyncio.Event().wait()
         return self.batches[step]
 
+    async def return_groups(self, step: int, groups: Sequence[GroupBack]) -> int:
+        """See ports.Bank. The whole of a spare batch takes the place of each group."""
+        self._reach()
+        batch = self.batches.get(step)
+        if batch is None or step in self.acknowledged:
+            raise Refused("this step is acknowledged, or was not leased", field="step", value=step)
+        for group in groups:
+            if group.group in batch.frozen.returned:
+                continue
+            if group.group not in batch.groups:
+                raise Refused("it is not in the batch", field="groups", value=group.group)
+            batch = self.batches[step] = _replaced(batch, group.group, self.spare.pop(0))
+            self.returned.append((step, group.group))
+        return len(groups)
+
     async def acknowledge(self, step: int, oldest_kept_step: int) -> int:
         """See ports.Bank."""
         self._reach()
@@ -63,6 +82,25 @@ class FakeBank:
         if self.away:
             self.away -= 1
             raise Unavailable("the bank restarts")
+
+
+def _replaced(batch: TrainBatch, group: str, other: TrainBatch) -> TrainBatch:
+    frozen = batch.frozen
+    stays = tuple(m for m in frozen.members if m.group != group)
+    return replace(
+        batch,
+        frozen=replace(
+            frozen,
+            members=(*stays, *other.frozen.members),
+            revision=frozen.revision + 1,
+            returned=(*frozen.returned, group),
+        ),
+        trajectories=(
+            *(t for t in batch.trajectories if t.group != group),
+            *other.trajectories,
+        ),
+        returns_left=batch.returns_left - 1,
+    )
 
 
 class FakeVersionLog:

@@ -21,7 +21,7 @@ from services.trainer.alarms import AlarmLimits
 from services.trainer.driver import Driver, DriverSettings
 from services.trainer.figures import Mismatch, StepFigures
 from services.trainer.plan import StepPlan
-from services.trainer.policy import Stop
+from services.trainer.policy import Judge, Stop
 from services.trainer.ports import KnownVersion
 from services.trainer.schedule import Phase
 from tests.unit.trainer.fakes import FakeBank, FakeFleet, FakeVersionLog
@@ -354,8 +354,10 @@ async def test_a_stop_whose_cancellation_is_lost_in_a_write_still_ends(tmp_path:
 class _Drifts(FakePolicy):
     """Engine and trainer lie far apart in its second step alone."""
 
-    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
-        figures = super().train(plan, stop)
+    def train(
+        self, plan: StepPlan, stop: Stop, judge: Judge = lambda measured: True
+    ) -> StepFigures:
+        figures = super().train(plan, stop, judge)
         k3 = 0.5 if plan.step == 2 else 0.001
         return replace(figures, mismatch=Mismatch(tokens=9, k3=k3, truncated_share=k3))
 
@@ -384,9 +386,11 @@ async def test_advantages_are_those_of_the_chosen_estimator(tmp_path: Path) -> N
     plans: list[StepPlan] = []
 
     class Keeps(FakePolicy):
-        def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+        def train(
+            self, plan: StepPlan, stop: Stop, judge: Judge = lambda measured: True
+        ) -> StepFigures:
             plans.append(plan)
-            return super().train(plan, stop)
+            return super().train(plan, stop, judge)
 
     stage = Stage(tmp_path, steps=1)
     stage.load = lambda folder: Keeps()

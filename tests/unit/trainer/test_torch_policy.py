@@ -16,8 +16,9 @@ from muster.types import SamplingParams
 from services.trainer.adapters import model_files
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.adapters.torch_policy import TorchPolicy, TorchSettings
+from services.trainer.figures import Mismatch
 from services.trainer.plan import plan_step, report_step
-from services.trainer.policy import Stopped
+from services.trainer.policy import SentBack, Stopped
 from tests.unit.trainer.stories import group, prompt, sampled, trajectory
 from tests.unit.trainer.torch_stories import (
     EXACT,
@@ -95,6 +96,25 @@ def test_the_step_is_measured(base: Path) -> None:
         "c.0.0",
         "c.1.0",
     }
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_step_that_the_judge_does_not_want_leaves_no_trace(base: Path, flat: bool) -> None:
+    """It hears of each trajectory what the step would report of it, before a weight moves."""
+    step = plan(*group("g", 1.0, 1.0)) if flat else plan()
+    policy, heard = TorchPolicy.load(base, EXACT), []
+    before = weights(policy)
+
+    def judge(measured: dict[str, Mismatch]) -> bool:
+        heard.append(measured)
+        return len(heard) > 1
+
+    with pytest.raises(SentBack):
+        policy.train(step, going, judge)
+    assert all(torch.equal(before[name], now) for name, now in weights(policy).items())
+    figures = policy.train(step, going, judge)
+    assert heard[0] == heard[1] == figures.per_trajectory
+    assert figures == TorchPolicy.load(base, EXACT).train(step, going)
 
 
 def test_a_batch_without_contrast_moves_nothing(base: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
+from msgspec.structs import replace
 
 from muster.v1 import events_pb2 as ev
 from services.trainer.adapters.version_log import record_to_pb
@@ -87,4 +86,22 @@ def test_the_whole_step_is_told_beside_its_buckets() -> None:
 def test_a_version_without_a_step_has_no_figures(stage: Stage) -> None:
     told = record_to_pb(VersionRecord(0, -1, "d", "folder", stage))
     assert not told.HasField("step")
-    assert math.isclose(told.step_kl, 0.0)
+    assert not told.HasField("step_kl")
+
+
+def test_a_step_that_was_measured_on_nothing_is_told_as_not_measured() -> None:
+    """0 would say that the policy did not move."""
+    for tokens, told in ((0, False), (8, True)):
+        figures = StepFigures(step_kl=0.0, step_kl_tokens=tokens)
+        report = StepReport(3, figures, 1, 1, 1, 1, 0, 0.0)
+        record = record_to_pb(VersionRecord(3, 2, "d", "", Stage.TRAINED, report))
+        assert record.HasField("step_kl") is told
+
+
+def test_what_the_bank_predicted_stands_beside_what_was_measured() -> None:
+    report = StepReport(3, StepFigures(), 1, 1, 1, 1, 0, 0.0)
+    without = record_to_pb(VersionRecord(3, 2, "d", "", report=report)).step
+    assert not without.HasField("predicted_kl")
+    report = replace(report, groups_returned=2, predicted_kl=0.5, measured_kl=0.25)
+    told = record_to_pb(VersionRecord(3, 2, "d", "", report=report)).step
+    assert (told.groups_returned, told.predicted_kl, told.measured_kl) == (2, 0.5, 0.25)
