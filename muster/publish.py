@@ -138,7 +138,7 @@ class AsyncPublisher:
         source: Source | None = None,
         *,
         step: int | None = None,
-        step_kl: float = 0.0,
+        step_kl: float | None = None,
         if_changed: bool = False,
     ) -> Published:
         """The weights as they are now become the next version, and every replica gets it.
@@ -213,7 +213,7 @@ class AsyncPublisher:
             )
 
     async def _seal(
-        self, source: Source | None, step: int, step_kl: float, if_changed: bool
+        self, source: Source | None, step: int, step_kl: float | None, if_changed: bool
     ) -> None:
         copied = await self._copy(source, self._seat.version, self._seat.parent)
         if if_changed and copied.manifest.digest == self._line.digest:
@@ -335,7 +335,7 @@ class Publisher:
         source: Source | None = None,
         *,
         step: int | None = None,
-        step_kl: float = 0.0,
+        step_kl: float | None = None,
         if_changed: bool = False,
     ) -> Published:
         """See AsyncPublisher.publish."""
@@ -351,7 +351,7 @@ class Publisher:
         self._loop.call(self.asynchronous.durable(checkpoint))
 
 
-def _record(made: Snapshot, step: int, step_kl: float = 0.0) -> ev.PolicyVersionRecord:
+def _record(made: Snapshot, step: int, step_kl: float | None = None) -> ev.PolicyVersionRecord:
     manifest = made.manifest
     return ev.PolicyVersionRecord(
         version=manifest.version,

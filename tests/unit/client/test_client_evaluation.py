@@ -96,9 +96,9 @@ async def test_what_cannot_be_evaluated_is_refused_before_a_router_is_asked(
     assert refused.value.field == field
 
 
-async def test_cut_sampling_is_for_evaluations_alone(set_: Path) -> None:
+async def test_greedy_sampling_is_for_evaluations_alone(set_: Path) -> None:
     async with MusterClient("127.0.0.1:1") as client:
-        with pytest.raises(InvalidInput, match="the trainer cannot apply"):
+        with pytest.raises(InvalidInput, match="not a number of tokens to choose from"):
             await client.submit(
                 set_, groups=1, group_size=2, sampling=SamplingParams(top_k=1), split="all"
             )
