@@ -44,7 +44,7 @@ from muster.v1.inference_pb2_grpc import (
     add_InferenceServiceServicer_to_server,
 )
 
-RUN, DEADLINE_S, GRACE_S = "check", 20.0, 5.0
+RUN, DEADLINE_S, CALL_S, GRACE_S = "check", 60.0, 30.0, 10.0
 STREAMS, TOKENS = 4, 250
 _THIS = str(Path(__file__).resolve())
 
@@ -148,7 +148,7 @@ async def send(options: Options, snapshot: Snapshot, address: str, *, slow: bool
     settings = TransferSettings(
         backend=options.backend,
         timeout_s=DEADLINE_S,
-        call_timeout_s=10.0,
+        call_timeout_s=CALL_S,
         bytes_per_s=rate,
         active=ActiveRequests(options.active),
     )
@@ -207,7 +207,7 @@ def resident_mb(leader: int) -> float:
 async def status(address: str) -> pb.GetReplicaStatusResponse:
     async with rpc.channel(address) as channel:
         stub = InferenceServiceStub(channel)
-        return await stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=10)
+        return await stub.GetReplicaStatus(pb.GetReplicaStatusRequest(), timeout=CALL_S)
 
 
 async def publications(

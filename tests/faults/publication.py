@@ -32,7 +32,7 @@ from tests.faults.publication_world import DEADLINE_S, Answer, World, world
 
 GRACE_S = 10.0  # a look at the replicas, a record, a slow machine
 START_S = {"vllm": 600.0, "fake": 300.0}
-DIES_S = 240.0
+DIES_S = 600.0
 ENGINE_KILLS = (
     ("before staging", "inference.prepare.before=kill@2"),
     ("while staging", "inference.stage.before=kill@2"),
@@ -134,13 +134,13 @@ class Cases:
         world = self.world
         world.kill(world.replicas["a"])
         world.start_replica("a", point)
-        await self.healthy()
         held = world.marks / f"{point.partition('=')[0]}.held"
         process = world.replicas["a"]
         for _ in range(4):  # the second publication of its life meets it, be it a resend or new
+            await self._dies(process, held)
             if process.poll() is None and not held.exists():
                 await self.feed(1)
-                await self._dies(process, held)
+                await world.trained(self.fed)
         if held.exists():
             held.unlink()  # it goes on, and is killed while it does
             await asyncio.sleep(0.06)
