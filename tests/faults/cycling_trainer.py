@@ -22,7 +22,7 @@ from services.trainer.policy import Stop, Stopped
 
 RING = 3
 CHANGED = "down_proj"
-TRAIN_S = "MUSTER_TEST_TRAIN_S"
+TRAIN_S = "MUSTER_TEST_TRAIN_S"  # names a file with the seconds of a step
 
 
 def weights_at(base: dict[str, Any], place: int) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class RingTensors(fake.FakeTensors):
 
     def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
         """Waits, then takes the next place."""
-        threading.Event().wait(float(os.environ.get(TRAIN_S, "0.5")))
+        threading.Event().wait(float(Path(os.environ[TRAIN_S]).read_text("ascii")))
         if stop():
             raise Stopped
         self.steps.append(plan.step)

@@ -28,7 +28,14 @@ from muster.clock import monotonic
 from muster.model import ensure_model
 from tests.faults.cycling_trainer import RING
 from tests.faults.publication_doctored import DOCTORED, publish_doctored
-from tests.faults.publication_world import DEADLINE_S, Answer, World, world
+from tests.faults.publication_world import (
+    DEADLINE_S,
+    LONG_S,
+    STEP_S,
+    Answer,
+    World,
+    world,
+)
 
 GRACE_S = 10.0  # a look at the replicas, a record, a slow machine
 START_S = {"vllm": 600.0, "fake": 300.0}
@@ -164,27 +171,24 @@ class Cases:
     async def _joins(self) -> None:
         """It comes while a step is trained, with the weights of the newest checkpoint only."""
         world = self.world
-        await self._restart(train_s=20.0)
         await self.feed(1)  # sealed, perhaps in no checkpoint
         await self.healthy()
-        world.start_replica("b")
-
-        async def there() -> bool:
-            return await world.status("b") is not None
-
-        await world.until(there, "the late replica is there", START_S[world.engine])
-        newest = max(r.version for r in await world.records())
+        newest = await world.trained(self.fed)
+        world.steps_take(LONG_S)
         await self.feed(1)
-        await world.all_serve(newest, 15.0)  # before the next step ends
-        await self._restart()
+        world.start_replica("b")
+        await world.all_serve(newest, START_S[world.engine] + LONG_S)
+        assert await world.trained(0) == newest, "the step ended before it served"
+        world.steps_take(STEP_S)
+        await self._restart()  # the long step is trained again, and is short
 
     async def _back_to_back(self) -> None:
         await self.feed(4)
 
-    async def _restart(self, fail: str = "", train_s: float = 0.3) -> None:
+    async def _restart(self, fail: str = "") -> None:
         world = self.world
         world.kill(world.trainer)
-        world.start_trainer(fail, train_s=train_s)
+        world.start_trainer(fail)
 
     async def _trainer(self, point: str) -> None:
         world = self.world
@@ -202,16 +206,15 @@ class Cases:
 
     async def _trainer_in_a_step(self) -> None:
         world = self.world
-        await self._restart(train_s=30.0)
+        world.steps_take(LONG_S)
         await self.feed(1)
 
-        async def training() -> bool:
-            assert world.trainer is not None
-            log = (world.folder / "trainer.log").read_text("utf-8", "replace")
-            return log.rstrip().rpartition("→ training")[1] != ""
+        async def leased() -> bool:
+            return self.fed in await world.frozen()
 
-        await world.until(training, "a step is trained", DIES_S)
+        await world.until(leased, "the batch of the step is sent", DIES_S)
         await asyncio.sleep(2.0)
+        world.steps_take(STEP_S)
         await self._restart()
 
     async def _trainer_while_staging(self) -> None:

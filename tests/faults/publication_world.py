@@ -40,6 +40,7 @@ RUN = "main"
 DEADLINE_S = 45.0  # of a publication, as the trainer is told
 TEXTS = (tuple(range(100, 160)), tuple(range(5000, 5100, 3)), tuple([42] * 20))
 SMALL_TEXTS = (tuple(range(2, 40)), tuple([7] * 20))
+STEP_S, LONG_S = 0.3, 300.0  # of a step: as it is, and while something must happen in it
 _CALL_S = 30.0
 _LOOK_S = 0.1
 Answer = tuple[tuple[float, ...], ...]
@@ -101,6 +102,7 @@ class World:
             ),
             "utf-8",
         )
+        self.steps_take(STEP_S)
         self.marks = folder / "failpoints"
         self.marks.mkdir()
         self.trainer: subprocess.Popen[bytes] | None = None
@@ -111,9 +113,14 @@ class World:
 
     # -- processes ---------------------------------------------------------------------
 
-    def start_trainer(self, fail: str = "", *, train_s: float = 0.3) -> None:
+    def steps_take(self, seconds: float) -> None:
+        """Those that begin from now on."""
+        (self.folder / "train_s").write_text(str(seconds), "ascii")
+
+    def start_trainer(self, fail: str = "") -> None:
         """`fail`: NAME=ACTION of a failpoint."""
-        environment = {"MUSTER_TEST_BASE": str(self.model), TRAIN_S: str(train_s)}
+        path = str(self.folder / "train_s")
+        environment = {"MUSTER_TEST_BASE": str(self.model), TRAIN_S: path}
         self.trainer = self._start("tests.faults.cycling_trainer", "trainer", fail, environment)
 
     def start_replica(self, name: str, fail: str = "") -> None:
@@ -176,6 +183,11 @@ class World:
         streams = RunStreams(self.redis, RUN)
         messages = await streams.read_all("versions")
         return [ev.PolicyVersionRecord.FromString(message.data) for message in messages]
+
+    async def frozen(self) -> set[int]:
+        """Steps whose batches have been composed."""
+        messages = await RunStreams(self.redis, RUN).read_all("batches")
+        return {ev.BatchRecord.FromString(message.data).step for message in messages}
 
     async def status(self, name: str) -> pb.GetReplicaStatusResponse | None:
         """None while it is not there."""
