@@ -53,7 +53,7 @@ async def publish_doctored(world: World, replica: str, fault: str) -> str:
     newest = max(record.version for record in await world.records())
     redis: Redis = world.redis
     entries = {e.id: e.address for e in await Registry(redis, "main").list("inference")}
-    epoch = int(await redis.get("m:{main}:epoch:trainer"))
+    epoch = int(await redis.get("m:{main}:epoch:trainer") or 0)
     (report,) = await publish(
         doctored(base, fault, version=newest + 1000, parent=newest),
         run="main",
