@@ -154,7 +154,8 @@ def audited(project: Project) -> dict[str, Any]:
     start = text.find("{")
     if status or start < 0:
         raise Failed(f"muster audit: {text[-1500:]}")
-    found: dict[str, Any] = json.loads(text[start:])
+    found: dict[str, Any]
+    found, _ = json.JSONDecoder().raw_decode(text, start)
     return found
 
 
@@ -242,15 +243,17 @@ def scaled(keep: bool) -> dict[str, Any]:
         one.up("--no-recreate", "--scale", "inference=2", "--scale", "sandbox=2")
         if one.ids("router") != router:
             raise Failed("the router was replaced by scaling")
+        doomed = [one.ids(service)[0] for service in ("inference", "sandbox")]
         victims: list[str] = []
 
         def at(line: dict[str, Any]) -> None:
-            # Both have had work: they took part in at least one trained batch.
-            if victims or line.get("groups_trained", 0) < GROUPS:
+            # Both have had work in a trained batch, and episodes of the next one run.
+            busy = line.get("episodes_running", 0) >= SIBLINGS
+            if victims or not busy or line.get("groups_trained", 0) < GROUPS:
                 return
-            for service in ("inference", "sandbox"):
-                victims.append(one.ids(service)[0])
-                docker("kill", "-s", "KILL", victims[-1])
+            # A container that is killed by hand is not started again: its work goes to the other.
+            docker("kill", "-s", "KILL", *doomed)
+            victims.extend(doomed)
 
         followed(job, at)
         totals = audited(one)
