@@ -119,6 +119,7 @@ def variables(recipe: Recipe, folder: str, model: str) -> dict[str, str]:
             "INFERENCE__MAX_MODEL_LEN": "1024",
             "INFERENCE__MAX_REQUESTS": "64",
             "INFERENCE__KV_CACHE_GIB": "0.5",
+            "INFERENCE__START_TIMEOUT_S": "1200",  # of a busy machine
             "INFERENCE__THREADS": str(recipe.threads),
             "SANDBOX__BOXES_MAX": "64",
         }

@@ -66,11 +66,17 @@ def plan(
     roles = [name for name in FIVE if name in only]
     for role in roles:
         names = replicas(config) if role == "inference" else (role,)
-        found += [_service(role, n, after, runtime, _READY_S.get(role, ready_s)) for n in names]
+        found += [_service(role, n, after, runtime, _ready_s(config, role, ready_s)) for n in names]
     if config.standbys:
         doubled = [name for name in STANDBYS if name in only]
         found += [_service(n, second(n), (*after, n), runtime, ready_s) for n in doubled]
     return tuple(found)
+
+
+def _ready_s(config: Config, role: str, usual: float) -> float:
+    """How long a start may take: no shorter than what the service allows itself."""
+    own = float(getattr(config.sections.get(role), "start_timeout_s", 0.0))
+    return max(_READY_S.get(role, usual), own)
 
 
 def replicas(config: Config) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from muster.config import Config, RedisConfig
+from muster.config import Config, RedisConfig, load_config
 from muster.supervise.plan import environment, plan, redis_url
 
 RUNTIME = Path("/tmp/muster-x")
@@ -20,6 +20,12 @@ def test_without_a_server_configured_an_embedded_one_comes_first() -> None:
     ]  # fmt: skip
     assert all("redis" in service.rule.after for service in services[1:])
     assert redis_url(Config(), RUNTIME) == "unix:///tmp/muster-x/valkey.sock"
+
+
+def test_a_service_is_waited_for_as_long_as_it_allows_itself() -> None:
+    config = load_config(None, {"MUSTER_INFERENCE__START_TIMEOUT_S": "1200"})
+    waits = {service.name: service.rule.ready_s for service in plan(config, RUNTIME)}
+    assert (waits["inference"], waits["trainer"], waits["router"]) == (1200.0, 300.0, 60.0)
 
 
 def test_the_embedded_server_keeps_an_append_only_file() -> None:
