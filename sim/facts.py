@@ -1,7 +1,7 @@
 """What became durable in a simulation.
 
-Owns: `Facts` of a run, `Attempt` of one try at a sibling. Promise: nothing is taken out of them when
-streams are trimmed. Does not cover: what must hold of them (checks.py).
+Owns: `Facts` of a run, `Attempt` of one try at a sibling. Promise: nothing is taken out of them
+when streams are trimmed. Does not cover: what must hold of them (checks.py).
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ RECORDS = (
         (
             Edit(
                 f"{_BANK}.lease:Leases.batch",
-                "or self.freezing.get(step)",
-                "or None",
+                "(self.frozen, self.freezing, self.short, self.returning)",
+                "(self.frozen, self.short, self.returning)",
             ),
         ),
         r"2: |raised|13: ",
@@ -140,8 +140,8 @@ RECORDS = (
         (
             Edit(
                 f"{_BANK}.lease:Leases.freeze",
-                "self.freezing[batch.step] = batch",
-                "self.freezing[batch.step] = self.frozen[batch.step] = batch",
+                "self._first_asked.pop(batch.step, None)",
+                "self.frozen[batch.step] = batch",
             ),
         ),
         r"2: ",
@@ -151,8 +151,8 @@ RECORDS = (
         "a group that is filtered is closed, and its fate is not written",
         (
             Edit(
-                f"{_BANK}.machine:BankMachine._filter",
-                "return [e.WriteFate(e.FateRecord(group, Fate.FILTERED, reason=reason))]",
+                f"{_BANK}.machine:BankMachine.filter",
+                "return [e.WriteFate(fate)]",
                 "return []",
             ),
         ),
