@@ -21,8 +21,8 @@ def drawn(results: Results) -> str:
     shown = [key for key in WANTED if key in results]
     longest = max(len(results[key]["training"]["steps"]) for key in shown)
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 330" width="860" height="330">',
-        '<rect width="860" height="330" fill="#fff"/>',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 350" width="860" height="350">',
+        '<rect width="860" height="350" fill="#fff"/>',
         *_axes(longest),
     ]
     for number, key in enumerate(shown):
@@ -44,8 +44,11 @@ def _axes(longest: int) -> Iterator[str]:
         f'<text x="{_LEFT + _WIDE}" y="{below}" text-anchor="end" {_TEXT}>trained ({longest} steps)'
         "</text>"
     )
-    middle = "lines: reward of the training batches; marks: held-out, at the untrained model's best"
-    yield f'<text x="{_LEFT + 90}" y="{below}" {_TEXT}>{middle}</text>'
+    told = (
+        "lines: reward of the training batches, each with its neighbours; "
+        "marks: held out, at the untrained model's best temperature"
+    )
+    yield f'<text x="{_LEFT}" y="{below + 22}" {_TEXT}>{told}</text>'
 
 
 def _run(found: Mapping[str, Any], colour: str, longest: int) -> Iterator[str]:
