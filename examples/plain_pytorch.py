@@ -10,7 +10,7 @@ from muster.bank import BankClient
 from muster.publish import Publisher
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 3
-newest = max(folder.glob("step-*"), default=None)  # where an earlier run of this program ended
+newest = max((p.parent for p in folder.glob("step-*/muster.json")), default=None)  # acknowledged
 
 with BankClient(resume=newest) as bank:
     start = newest or bank.model

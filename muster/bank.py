@@ -24,15 +24,17 @@ from typing import Self, TypeVar, Unpack
 from msgspec.structs import replace
 
 from muster.advantage import Estimator
-from muster.bank_calls import GrpcBank
+from muster.bank_calls import GrpcBank, groups_announced
 from muster.config import Config
 from muster.errors import InvalidInput, Refused
 from muster.find_run import Where, find_run
 from muster.leased import FrozenBatch
 from muster.loop_thread import LoopThread
 from muster.patience import patiently
+from muster.registry import Registry
 from muster.samples import Batch, batch_of
 from muster.seat import ResumePoint, Seat, read_resume, take_seat, write_resume
+from muster.streams import connect
 
 T = TypeVar("T")
 _CALL_S = 20.0
@@ -41,7 +43,7 @@ _CALL_S = 20.0
 class BankSettings(Where, total=False):
     """The arguments of AsyncBankClient."""
 
-    resume: Path | ResumePoint | None
+    resume: Path | str | ResumePoint | None
     groups: int
     estimator: Estimator
     lease_wait_s: float
@@ -53,16 +55,16 @@ class AsyncBankClient:
 
     config, state_dir, redis_url, run: where the run is (find_run.py); without any, the `muster up`
     that runs with the state folder of MUSTER_STATE_DIR or .muster. resume: a checkpoint folder that
-    was acknowledged, or what `state` gave; None begins with step 1. groups: in a batch; 0: as the
-    run is configured, which is also the most. estimator: how rewards become advantages
-    (advantage.py). lease_wait_s: of one call; the wait for a batch has no end. patience_s: how long
-    the bank may be away.
+    was acknowledged, or what `state` gave; None begins with step 1. groups: in a batch; 0: as many
+    as the run's bank says that its batches have, which is also the most. estimator: how rewards
+    become advantages (advantage.py). lease_wait_s: of one call; the wait for a batch has no end.
+    patience_s: how long the bank may be away.
     """
 
     def __init__(
         self,
         *,
-        resume: Path | ResumePoint | None = None,
+        resume: Path | str | ResumePoint | None = None,
         groups: int = 0,
         estimator: Estimator = "grpo",
         lease_wait_s: float = 300.0,
@@ -82,11 +84,14 @@ class AsyncBankClient:
 
     async def __aenter__(self) -> Self:
         self.config = find_run(**self._where)
-        groups = _groups(self._groups, self.config)
         resume = self._resume
-        if isinstance(resume, Path):
-            resume = read_resume(resume) or _no_resume(resume)
+        if isinstance(resume, str | Path):
+            resume = read_resume(Path(resume)) or _no_resume(resume)
         async with AsyncExitStack() as stack:
+            async with connect(self.config.redis) as redis:  # asked before anyone is fenced
+                known = Registry(redis, self.config.run)
+                told = await self._patiently(lambda: groups_announced(known))
+            groups = _groups(self._groups, told)
             self.seat = await stack.enter_async_context(take_seat(self.config, resume))
             at = resume or ResumePoint(self.seat.run)
             self._durable = replace(at, epoch=self.seat.epoch)
@@ -145,7 +150,7 @@ class AsyncBankClient:
         return ResumePoint(seat.run, step, seat.epoch, seat.version, seat.parent, seat.digest, new)
 
     async def acknowledge(
-        self, batch: Batch | int, checkpoint: Path | None = None, *, oldest_kept: int = 0
+        self, batch: Batch | int, checkpoint: Path | str | None = None, *, oldest_kept: int = 0
     ) -> int:
         """`batch` (or step) and all before it are in a checkpoint; answers the groups in it.
 
@@ -164,7 +169,7 @@ class AsyncBankClient:
             )
         at = self.state(step) if step in self._unsaved else self._durable
         if checkpoint is not None:
-            write_resume(checkpoint, at)
+            write_resume(Path(checkpoint), at)
         groups = await self._patiently(lambda: self._calls.acknowledge(step, oldest_kept))
         self._durable = at
         self._unsaved = {s: known for s, known in self._unsaved.items() if s > step}
@@ -240,16 +245,24 @@ class BankClient:
         return self.asynchronous.state(batch)
 
     def acknowledge(
-        self, batch: Batch | int, checkpoint: Path | None = None, *, oldest_kept: int = 0
+        self, batch: Batch | int, checkpoint: Path | str | None = None, *, oldest_kept: int = 0
     ) -> int:
         """See AsyncBankClient.acknowledge."""
         work = self.asynchronous.acknowledge(batch, checkpoint, oldest_kept=oldest_kept)
         return self.loop.call(work)
 
 
-def _groups(asked: int, config: Config) -> int:
-    most = config.groups_per_batch
-    if not 0 <= asked <= most:
+def _groups(asked: int, most: int) -> int:
+    """most: as the run's bank tells it, 0 when it does not: settings of this machine may be those
+    of no run at all."""
+    if not most and asked < 1:
+        raise InvalidInput(
+            "the bank of this run does not say how many groups a batch has",
+            field="groups",
+            value=asked,
+            way_out="give groups=, as groups_per_batch of the run is",
+        )
+    if asked < 0 or (most and asked > most):
         raise InvalidInput(
             "the run opens no more groups than that before it has an answer for them",
             field="groups",
@@ -259,7 +272,7 @@ def _groups(asked: int, config: Config) -> int:
     return asked or most
 
 
-def _no_resume(folder: Path) -> ResumePoint:
+def _no_resume(folder: Path | str) -> ResumePoint:
     raise InvalidInput(
         "no trainer has acknowledged a batch with this folder",
         field="resume",

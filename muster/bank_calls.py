@@ -15,7 +15,7 @@ import grpc
 from muster import codec, payload, rpc, segment_codec
 from muster.errors import InvalidInput, Unavailable
 from muster.leased import BatchMember, FrozenBatch, GroupBack, TrainBatch, Trajectory
-from muster.registry import Registry
+from muster.registry import Entry, Registry
 from muster.streams import reaching_redis
 from muster.types import Value
 from muster.v1 import events_pb2 as ev
@@ -33,7 +33,24 @@ class Registration(Value, frozen=True):
     steps_unseen: tuple[int, ...]
 
 
+GROUPS_PER_BATCH = "groups_per_batch"
+"""What a bank tells of itself beside its address: this setting of its run."""
 _REVISIONS_MAX = 128
+
+
+async def groups_announced(registry: Registry) -> int:
+    """Groups of a batch of that run, as its bank has them; 0 when the bank does not say. Raises
+    Unavailable."""
+    told = (await _newest(registry)).info.get(GROUPS_PER_BATCH, "")
+    return int(told) if told.isdigit() else 0
+
+
+async def _newest(registry: Registry) -> Entry:
+    with reaching_redis():
+        found = await registry.list("readybank")
+    if not found:
+        raise Unavailable("no ready bank has announced itself", way_out="start one")
+    return found[-1]
 
 
 class GrpcBank:
@@ -134,11 +151,7 @@ class GrpcBank:
         return int(answer.groups_trained)
 
     async def _address(self) -> str:
-        with reaching_redis():
-            found = await self._registry.list("readybank")
-        if not found:
-            raise Unavailable("no ready bank has announced itself", way_out="start one")
-        return found[-1].address
+        return (await _newest(self._registry)).address
 
 
 def batch_from_pb(parts: list[pb.LeaseBatchResponse]) -> TrainBatch:

@@ -20,16 +20,16 @@ from muster.supervise.state import runtime_dir
 class Where(TypedDict, total=False):
     """The arguments of `find_run`, for those who pass them on."""
 
-    config: Path | None
-    state_dir: Path | None
+    config: Path | str | None
+    state_dir: Path | str | None
     redis_url: str
     run: str
 
 
 def find_run(
-    config: Path | None = None,
+    config: Path | str | None = None,
     *,
-    state_dir: Path | None = None,
+    state_dir: Path | str | None = None,
     redis_url: str = "",
     run: str = "",
 ) -> Config:
@@ -39,9 +39,9 @@ def find_run(
     `muster up` that runs with this state folder, as it is configured. `run`: another than
     configured. Raises ConfigError; Unavailable when no `muster up` runs there.
     """
-    found = load_config(config, os.environ)
+    found = load_config(None if config is None else Path(config), os.environ)
     if state_dir is not None:
-        found = found.model_copy(update={"state_dir": state_dir.expanduser().resolve()})
+        found = found.model_copy(update={"state_dir": Path(state_dir).expanduser().resolve()})
     if redis_url:
         redis = found.redis.model_copy(update={"url": redis_url})
         found = found.model_copy(update={"redis": redis})

@@ -125,6 +125,16 @@ class MusterRollouts:
                 value=batch.step,
                 way_out="see with `muster report` why",
             )
+        for sample in batch.samples:
+            if sample.allowed:  # TRL's softmax is over the whole vocabulary
+                raise InvalidInput(
+                    "sampled with top-p or top-k, so its log-probabilities are over what those "
+                    "left",
+                    field="sampling",
+                    value=sample.episode,
+                    way_out="submit the job with temperature only, or use sample.allowed in a loss "
+                    "of your own",
+                )
         if len(batch.samples) >= self._per_step:
             raise InvalidInput(
                 f"the batch has {len(batch.samples)} samples, and a step has room for "

@@ -63,6 +63,7 @@ async def _lead(
     import asyncio
 
     from muster.advertise import advertised
+    from muster.bank_calls import GROUPS_PER_BATCH
     from muster.history import History
     from muster.journal import Journal
     from muster.streams import RunStreams
@@ -100,7 +101,10 @@ async def _lead(
             async with (
                 listener.serving([servicer], names=[NAME]) as server,
                 registry.announce(
-                    "readybank", f"bank-{epoch}", advertised(server.address, life.config)
+                    "readybank",
+                    f"bank-{epoch}",
+                    advertised(server.address, life.config),
+                    {GROUPS_PER_BATCH: str(life.config.groups_per_batch)},
                 ),
             ):
                 await life.stopping.wait()

@@ -350,6 +350,21 @@ async def test_more_groups_than_the_run_opens_are_refused(world: World) -> None:
             pass
 
 
+async def test_who_knows_only_the_redis_of_a_run_gets_batches_of_that_runs_size(
+    world: World, redis_url: str, tmp_path: Path
+) -> None:
+    """This machine's own settings say 4 groups; only two will ever be there."""
+    await world.groups("g-0", "g-1")
+    async with AsyncBankClient(redis_url=redis_url, run=world.run) as bank:
+        assert (await bank.lease()).groups == ("g-0",)
+        (tmp_path / "c").mkdir()
+        await bank.acknowledge(1, str(tmp_path / "c"))
+    async with AsyncBankClient(
+        redis_url=redis_url, run=world.run, resume=str(tmp_path / "c")
+    ) as bank:
+        assert (await bank.lease()).groups == ("g-1",)
+
+
 async def test_what_was_not_leased_cannot_be_acknowledged(world: World) -> None:
     await world.groups("g-0")
     async with AsyncBankClient(**world.where) as bank:

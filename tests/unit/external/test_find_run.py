@@ -21,6 +21,13 @@ def test_a_named_server_is_enough(tmp_path: Path) -> None:
     assert (found.redis.url, found.run) == ("redis://there:6379", "other")
 
 
+def test_folders_and_files_may_be_given_as_text(tmp_path: Path) -> None:
+    file = tmp_path / "muster.toml"
+    file.write_text('run = "r7"\n')
+    found = find_run(str(file), state_dir=str(tmp_path), redis_url="redis://there:6379")
+    assert (found.run, found.state_dir) == ("r7", tmp_path.resolve())
+
+
 def test_what_runs_with_the_state_folder_is_taken_as_it_is_configured(tmp_path: Path) -> None:
     runtime = runtime_dir(tmp_path.resolve())
     runtime.mkdir()

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from muster.errors import InvalidInput, Refused
 from muster.samples import Batch, batch_of
@@ -144,6 +145,18 @@ def test_another_temperature_than_the_trainers_is_refused() -> None:
     rollouts._thread.join(10)
     with pytest.raises(InvalidInput, match="at temperature 1"):
         rollouts.check_health(300.0)
+
+
+def test_what_top_p_or_top_k_left_is_refused_as_trls_softmax_is_over_all_tokens() -> None:
+    item = of(1, 1.0, 0.0)
+    first, *others = item.samples
+    cut = replace(first, allowed=((10, 12), (11,)))
+    rollouts = feeding(replace(item, samples=(*others, cut)))
+    rollouts._thread.join(10)
+    with pytest.raises(InvalidInput, match="top-p or top-k") as caught:
+        rollouts.check_health(300.0)
+    assert caught.value.field == "sampling"
+    assert rollouts.rollout_buffer.empty()
 
 
 def test_a_long_wait_for_a_batch_is_no_ill_health() -> None:
