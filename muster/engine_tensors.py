@@ -82,14 +82,17 @@ def engine_tensors(
 
 
 def first_difference(tensors: Mapping[str, Any], folder: Path) -> str:
-    """Name of the first tensor that is not, bit for bit, the folder's; "" when all are."""
+    """Name of the first tensor that is not, bit for bit, the folder's in the dtype in which it is
+    sent; "" when all are."""
     import torch
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as file:
             for name in file.keys():  # not a mapping
-                if name not in tensors or not torch.equal(tensors[name], file.get_tensor(name)):
+                if (sent := tensors.get(name)) is None:
+                    return str(name)
+                if not torch.equal(sent, file.get_tensor(name).to(sent.dtype)):
                     return str(name)
     return ""
 
@@ -110,8 +113,8 @@ def by_checkpoint_name(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
 
 def _given(source: Source) -> dict[str, Any]:
     """What the source holds, whole and by bare names: parameters first, in their order."""
-    if isinstance(source, Path):
-        source = _read(source)
+    if isinstance(source, str | Path):
+        source = _read(Path(source))
     if callable(source) and not hasattr(source, "state_dict"):
         source = source()
     if not hasattr(source, "state_dict"):

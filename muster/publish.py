@@ -50,7 +50,7 @@ _log = telemetry.logger("muster.publish")
 class PublisherSettings(Where, total=False):
     """The arguments of AsyncPublisher."""
 
-    model_folder: Path | None
+    model_folder: Path | str | None
     dtype: str
     transfer: TransferSettings | None
     replica_check_s: float
@@ -77,7 +77,7 @@ class AsyncPublisher:
         source: Source,
         bank: AsyncBankClient | None = None,
         *,
-        model_folder: Path | None = None,
+        model_folder: Path | str | None = None,
         dtype: str = "",
         transfer: TransferSettings | None = None,
         replica_check_s: float = 5.0,
@@ -86,7 +86,8 @@ class AsyncPublisher:
         **where: Unpack[Where],
     ):
         self._source, self._bank, self._where = source, bank, where
-        self._folder, self._dtype = model_folder, dtype
+        self._folder = None if model_folder is None else Path(model_folder)
+        self._dtype = dtype
         self._transfer = transfer or TransferSettings()
         self._check_s, self._wait_s = replica_check_s, replicas_wait_s
         self._patience_s = patience_s
@@ -162,7 +163,7 @@ class AsyncPublisher:
         async with self._one_at_a_time:
             return await self._bring(())
 
-    async def durable(self, checkpoint: Path) -> None:
+    async def durable(self, checkpoint: Path | str) -> None:
         """The version is in `checkpoint`, a model folder: an engine that starts loads it there."""
         self._check_seat()
         await self._records.durable(_absolute(checkpoint))
@@ -346,7 +347,7 @@ class Publisher:
         """See AsyncPublisher.sync."""
         return self._loop.call(self.asynchronous.sync())
 
-    def durable(self, checkpoint: Path) -> None:
+    def durable(self, checkpoint: Path | str) -> None:
         """See AsyncPublisher.durable."""
         self._loop.call(self.asynchronous.durable(checkpoint))
 
@@ -363,6 +364,6 @@ def _record(made: Snapshot, step: int, step_kl: float | None = None) -> ev.Polic
     )
 
 
-def _absolute(folder: Path) -> str:
+def _absolute(folder: Path | str) -> str:
     """The record is read by others."""
-    return str(folder.absolute())
+    return str(Path(folder).absolute())

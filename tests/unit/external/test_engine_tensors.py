@@ -57,6 +57,28 @@ def test_a_changed_weight_is_named(model: Any, folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_weights_sent_in_another_dtype_are_held_against_the_folders_in_that_dtype(
+    model: Any, tmp_path: Path, kept: Any
+) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_()  # no value of bfloat16
+    model.to(kept).save_pretrained(tmp_path)
+    slots = model_slots(tmp_path)
+    for dtype in ("bfloat16", "float32"):
+        assert first_difference(engine_tensors(model, slots, dtype), tmp_path) == ""
+    with torch.no_grad():
+        model.model.norm.weight.add_(1.0)
+    assert first_difference(engine_tensors(model, slots, "bfloat16"), tmp_path)
+
+
+def test_a_folder_may_be_given_as_text(folder: Path) -> None:
+    found = engine_tensors(str(folder), model_slots(folder))
+    assert first_difference(found, folder) == ""
+
+
 def test_the_order_is_that_of_the_parameters(model: Any, folder: Path) -> None:
     """The reference trainer's too: equal weights have equal digests, whoever publishes them."""
     slots = model_slots(folder)
