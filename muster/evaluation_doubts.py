@@ -2,7 +2,8 @@
 
 Owns: the result as a whole, its warnings. Promise: pure; each field of the serving and each
 sampling parameter in which the evaluation differs from the training rollouts is named with both
-values. Does not cover: the figures (evaluation.py), the comparison of engines (fingerprint.py).
+values; that there was nothing to compare with is said, and is no likeness. Does not cover: the
+figures (evaluation.py), the comparison of engines (fingerprint.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from muster.evaluation import (
 from muster.fingerprint import ServingFingerprint, differences, text
 from muster.types import SamplingParams
 
+SAMPLED_UNKNOWN = "unknown how the training rollouts were sampled: nothing was compared"
+SERVED_UNKNOWN = "unknown how the training rollouts were served: nothing was compared"
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -53,10 +56,11 @@ def result(
 
 def compared(found: EvaluationResult, training: Training) -> EvaluationResult:
     """The same result, held against a training that its own run knows nothing of."""
+    known = [d for d in found.warnings if d not in (SAMPLED_UNKNOWN, SERVED_UNKNOWN)]
     doubts = (
-        *found.warnings,
+        *known,
         *sampling_doubts(found.asked.sampling, training),
-        *(d for d in serving_doubts(found.serving, training.serving) if d not in found.warnings),
+        *(d for d in serving_doubts(found.serving, training.serving) if d not in known),
     )
     return replace(found, training=training, warnings=doubts)
 
@@ -91,8 +95,9 @@ def _state(found: EvaluationResult) -> str:
 
 
 def sampling_doubts(sampling: SamplingParams, training: Training) -> Iterator[str]:
-    """A line for each parameter that differs."""
+    """A line for each parameter that differs, or that there was nothing to compare with."""
     if training.sampling is None:
+        yield SAMPLED_UNKNOWN
         return
     for name in _SAMPLING:
         here, there = getattr(sampling, name), getattr(training.sampling, name)
@@ -103,7 +108,8 @@ def sampling_doubts(sampling: SamplingParams, training: Training) -> Iterator[st
 def serving_doubts(
     serving: Sequence[Serving], training: Sequence[ServingFingerprint]
 ) -> Iterator[str]:
-    """A line for each field in which a replica differs from the engines of training."""
+    """A line for each field in which a replica differs from the engines of training, or that
+    nothing is known of those."""
     silent = [one.replica for one in serving if one.fingerprint is None]
     if silent or not serving:
         yield f"unknown how it was served: {', '.join(silent) or 'no replica'} does not say"
@@ -113,6 +119,8 @@ def serving_doubts(
         assert first is not None
         for line in differences(first, other):
             yield f"replicas {kinds[first]} and {kinds[other]} differ in {line}"
+    if not training:
+        yield SERVED_UNKNOWN
     for kind, replica in kinds.items():
         if not training or kind in training:
             continue

@@ -85,7 +85,9 @@ class Book:
         if step <= self._newest:
             back = Row("rollback", step - 1, record.version, self._line + 1, record.at_unix_s)
             rows += self._due(back)
-        figures = numbers("train", record.step) | {"train/step_kl": record.step_kl}
+        figures = numbers("train", record.step)
+        if record.HasField("step_kl"):
+            figures["train/step_kl"] = record.step_kl
         for bucket in record.step.mismatch:
             name = f"mismatch/lag_{bucket.lag_versions}_from_{bucket.position_from}"
             figures[f"{name}/k3"] = bucket.k3
@@ -97,10 +99,8 @@ class Book:
         told = [p for p in record.publications if not p.error]
         if not record.publications:
             return []
-        figures = {
-            f"publication/{name}": max((getattr(p, name) for p in told), default=0.0)
-            for name in ("latency_s", "pause_s", "token_gap_s", "receive_s", "apply_s")
-        }
+        timed = ("latency_s", "pause_s", "token_gap_s", "receive_s", "apply_s") if told else ()
+        figures = {f"publication/{name}": max(getattr(p, name) for p in told) for name in timed}
         figures["publication/replicas"] = len(told)
         figures["publication/replicas_missed"] = len(record.publications) - len(told)
         for name in ("tokens_lost", "requests_recomputed", "requests_aborted", "requests_kept"):
@@ -168,11 +168,15 @@ def batch(report: BatchReport) -> Figures:
 
 
 def numbers(group: str, message: Any) -> Figures:
-    """Every number of a message under its own name: fields of later releases too."""
+    """Every number of a message under its own name: fields of later releases too. Nothing of what
+    was not measured: absent fields, and a report that has its step alone."""
+    if {field.name for field, _ in message.ListFields()} <= {"step"}:
+        return {}
     return {
         f"{group}/{field.name}": float(getattr(message, field.name))
         for field in message.DESCRIPTOR.fields
         if field.cpp_type in _NUMBERS and not field.is_repeated and field.name != "step"
+        if not field.has_presence or message.HasField(field.name)
     }
 
 

@@ -9,6 +9,7 @@ step on, so that none is missing or doubled there either. Does not cover: which 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ class Tracked:
             line = msgspec.json.encode(row) + b"\n"
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                os.write(handle, line)
+                _append(handle, line)
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -155,6 +156,15 @@ def _newest_of_lines(rows: Sequence[Row]) -> list[Row]:
     line = max(row.line for row in drawn)
     step = max(row.step for row in drawn if row.line == line)
     return [row for row in drawn if (row.line, row.step) == (line, step)]
+
+
+def _append(handle: int, line: bytes) -> None:
+    """Whole or not at all: a full disk takes a part of it first, and says so at the next write."""
+    before = os.fstat(handle).st_size
+    written = os.write(handle, line)
+    if written < len(line):
+        os.ftruncate(handle, before)
+        raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes of a row were written")
 
 
 def _cut_torn_end(path: Path) -> None:

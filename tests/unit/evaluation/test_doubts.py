@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from muster.evaluation import Asked, EvaluationResult, Serving, Training
-from muster.evaluation_doubts import result
+from muster.evaluation_doubts import compared, result
 from muster.evaluation_view import render_evaluation
 from muster.fingerprint import ServingFingerprint
 from muster.types import SamplingParams
@@ -87,8 +87,20 @@ def test_the_seed_of_sampling_is_none_of_it() -> None:
     assert found(training=other).warnings == ()
 
 
-def test_a_run_without_training_is_compared_with_nothing() -> None:
-    assert found(training=Training()).warnings == ()
+def test_a_run_without_training_is_compared_with_nothing_and_says_so() -> None:
+    assert found(training=Training()).warnings == (
+        "unknown how the training rollouts were sampled: nothing was compared",
+        "unknown how the training rollouts were served: nothing was compared",
+    )
+    assert found(training=replace(TRAINED, serving=())).warnings == (
+        "unknown how the training rollouts were served: nothing was compared",
+    )
+
+
+def test_what_becomes_known_later_is_no_longer_unknown() -> None:
+    assert compared(found(training=Training()), TRAINED).warnings == ()
+    still = compared(found(training=Training()), Training())
+    assert still.warnings == found(training=Training()).warnings
 
 
 def test_replicas_that_differ_among_themselves_are_told() -> None:

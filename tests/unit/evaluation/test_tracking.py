@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,36 @@ def test_a_step_is_one_row_with_every_number_of_its_report() -> None:
     assert row.figures["train/trajectories"] == 8.0
     assert row.figures["train/step_kl"] == 0.1
     assert row.figures["mismatch/lag_1_from_0/k3"] == 0.01
-    known = {f.name for f in ev.StepReport.DESCRIPTOR.fields} - {"step", "mismatch"}
+    measured = {"predicted_kl", "measured_kl"}  # these are absent where they were not
+    known = {f.name for f in ev.StepReport.DESCRIPTOR.fields} - {"step", "mismatch", *measured}
     assert {name.partition("/")[2] for name in row.figures if name.startswith("train/")} == {
         *known,
         "step_kl",
     }
+
+
+def test_what_was_not_measured_is_no_zero() -> None:
+    record = made(1, 1, 0)
+    record.ClearField("step_kl")
+    record.step.predicted_kl = 0.0
+    (row,) = rows_of(Book(), record)
+    assert row.figures["train/predicted_kl"] == 0.0
+    assert not {"train/step_kl", "train/measured_kl"} & row.figures.keys()
+
+
+def test_a_trainer_that_tells_its_step_alone_is_tracked_without_figures() -> None:
+    """As one of one's own does (muster/publish.py): its loss is unknown, and not 0."""
+    record = ev.PolicyVersionRecord(version=1, stage=TRAINED, step=ev.StepReport(step=1))
+    (row,) = rows_of(Book(), record)
+    assert (row.kind, row.step, row.figures) == ("step", 1, {})
+
+
+def test_a_publication_that_nobody_took_has_no_times() -> None:
+    record = made(1, 1, 0, ev.VERSION_STAGE_PUBLISHED)
+    record.publications.add(replica="r0", error="gone")
+    (row,) = rows_of(Book(), record)
+    assert row.figures["publication/replicas_missed"] == 1.0
+    assert [name for name in row.figures if name.endswith("_s")] == []
 
 
 def test_a_figure_that_is_no_number_is_left_out() -> None:
@@ -193,6 +219,23 @@ def test_a_torn_last_line_is_cut_off_and_written_anew(tmp_path: Path) -> None:
         assert [row.version for row in after.rows] == [1]
         after.write([steps(2)])
         assert path.read_bytes() == whole
+
+
+def test_a_row_that_a_full_disk_took_half_of_is_taken_back_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Tracked(tmp_path)
+    files.write([steps(1)])
+    whole = (tmp_path / STEPS).read_bytes()
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda handle, data: write(handle, data[:10]))
+        with pytest.raises(OSError, match="10 of"):
+            files.write([steps(2)])
+    assert (tmp_path / STEPS).read_bytes() == whole
+    assert [row.version for row in files.rows] == [1]
+    files.write([steps(2)])
+    assert [row.version for row in read_rows(tmp_path / STEPS)] == [1, 2]
 
 
 def test_a_line_in_the_middle_that_is_none_is_an_error_that_names_it(tmp_path: Path) -> None:
