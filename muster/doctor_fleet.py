@@ -36,7 +36,15 @@ def fleet_checks(seen: Sequence[Seen], config: Config, here: str, version: str) 
     """here: this machine's host name; version: of Muster here, "" when it is not known."""
     for role in ROLES:
         of_role = [one for one in seen if one.entry.kind == role]
-        if not of_role:
+        if not of_role and role == "trainer":
+            # One of one's own announces nothing: starting another would take its seat.
+            yield note(
+                "fleet.trainer",
+                f"no trainer is announced in run {config.run}",
+                "well if a trainer of your own has the seat (docs/integrate.md); if none has, "
+                f"start it with the same run and redis.url ({_START[role]}), or see its log",
+            )
+        elif not of_role:
             yield problem(
                 f"fleet.{role}",
                 f"no {role} is announced in run {config.run}",

@@ -105,6 +105,7 @@ def look_at_machine(config: Config, roles: Sequence[str], seen: Sequence[Seen]) 
     return MachineFacts(
         roles=tuple(roles),
         state_dir=str(state),
+        running=_running(seen),
         writable=os.access(there, os.W_OK),
         disk_free=shutil.disk_usage(there).free,
         memory_bytes=_memory(),
@@ -179,6 +180,12 @@ def _ports(config: Config, roles: Sequence[str], seen: Sequence[Seen]) -> Iterat
             continue
         taken = port != "0" and port not in ours and _taken(host.strip("[]"), int(port))
         yield Port(role, listen, taken)
+
+
+def _running(seen: Sequence[Seen]) -> tuple[str, ...]:
+    """Roles that are announced from this machine."""
+    here = socket.gethostname()
+    return tuple(sorted({one.entry.kind for one in seen if one.entry.host == here}))
 
 
 def _taken(host: str, port: int) -> bool:

@@ -49,12 +49,13 @@ class Gpus(Value, frozen=True):
 
 
 class MachineFacts(Value, frozen=True):
-    """roles: what is to run here. Bytes; memory_bytes is what this machine, or the group it is
-    in, can still give. packages: installed ones; missing: what a role needs and is not there, or
-    too old, as (package, what is wanted, what is there)."""
+    """roles: what is to run here; running: those that do already. Bytes; memory_bytes is what this
+    machine, or the group it is in, can still give. packages: installed ones; missing: what a role
+    needs and is not there, or too old, as (package, what is wanted, what is there)."""
 
     roles: tuple[str, ...]
     state_dir: str
+    running: tuple[str, ...] = ()
     writable: bool = True
     disk_free: int = 1 << 50
     memory_bytes: int = 1 << 50
@@ -170,10 +171,8 @@ def _contexts(config: Config) -> Iterator[Check]:
 
 def _engines(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[Check]:
     inference = config.sections.get("inference")
+    yield from _memory(facts, config, roles)
     if "inference" in roles and getattr(inference, "engine", "") == "vllm":
-        cache = int(float(getattr(inference, "kv_cache_gib", 0.0)) * GIB)
-        fix = "lower inference.kv_cache_gib, or give it more (INFERENCE_MEMORY in .env)"
-        yield _memory("inference", facts.memory_bytes, _ENGINE_BYTES + cache, fix)
         private = facts.root and bool(getattr(inference, "isolate", False))
         if facts.shm_bytes < _SHM_BYTES and not private:
             yield problem(
@@ -183,9 +182,6 @@ def _engines(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[C
                 "give the container more (shm_size: 2gb, docker run --shm-size=2g, a memory "
                 "emptyDir at /dev/shm)",
             )
-    if "trainer" in roles and getattr(config.sections.get("trainer"), "policy", "") == "torch":
-        fix = "lower trainer.micro_batch_tokens, or give it more (TRAINER_MEMORY in .env)"
-        yield _memory("trainer", facts.memory_bytes, _TRAINER_BYTES, fix)
     for role in sorted(roles & ENGINES):
         threads = int(getattr(config.sections.get(role), "threads", 0))
         if threads > facts.cores:
@@ -196,11 +192,27 @@ def _engines(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[C
             )
 
 
-def _memory(role: str, there: int, wanted: int, way_out: str) -> Check:
-    text = f"{there / GIB:.1f} GiB for {role}, which takes about {wanted / GIB:.1f}"
-    if there < wanted:
-        return problem(f"machine.memory.{role}", text, way_out)
-    return ok(f"machine.memory.{role}", text)
+def _memory(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[Check]:
+    """What all of them will take together; those that run have taken theirs."""
+    inference, trainer = config.sections.get("inference"), config.sections.get("trainer")
+    wanted: dict[str, tuple[int, str]] = {}
+    if getattr(inference, "engine", "") == "vllm":
+        cache = int(float(getattr(inference, "kv_cache_gib", 0.0)) * GIB)
+        fix = "lower inference.kv_cache_gib, or give it more (INFERENCE_MEMORY in .env)"
+        wanted["inference"] = _ENGINE_BYTES + cache, fix
+    if getattr(trainer, "policy", "") == "torch":
+        fix = "lower trainer.micro_batch_tokens, or give it more (TRAINER_MEMORY in .env)"
+        wanted["trainer"] = _TRAINER_BYTES, fix
+    coming = [role for role in wanted if role in roles and role not in facts.running]
+    if not coming:
+        return
+    total = sum(wanted[role][0] for role in coming)
+    parts = " and ".join(f"{role} (about {wanted[role][0] / GIB:.1f})" for role in coming)
+    text = f"{facts.memory_bytes / GIB:.1f} GiB for {parts}"
+    if facts.memory_bytes < total:
+        yield problem("machine.memory", text, "; ".join(wanted[role][1] for role in coming))
+    else:
+        yield ok("machine.memory", text)
 
 
 def _gpus(facts: MachineFacts, config: Config) -> Iterator[Check]:

@@ -129,11 +129,11 @@ async def test_no_server_is_told_once_and_what_it_hides_is_not_taken_for_well(
 
 async def test_who_is_missing_and_who_does_not_answer(server: OwnServer, tmp_path: Path) -> None:
     await server.start()
-    async with announced(server, without="trainer"):
+    async with announced(server, without="readybank"):
         gone = Registry(server.admin, RUN)
         async with gone.announce("inference", "inference-2", "127.0.0.1:9"):
             told = await doctor(tmp_path, "--role", "none", REDIS__URL=server.config.url)
-    assert {*told.problems} == {"fleet.trainer", "fleet.inference"}
+    assert {*told.problems} == {"fleet.readybank", "fleet.inference"}
 
 
 async def test_settings_that_are_wrong(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ A fault is a change to facts or settings that are well otherwise, so whatever is
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from muster.config import Config, load_config
 from muster.doctor import Check, Status, lines, problem, problems
 from muster.doctor_fleet import ROLES, Seen, fleet_checks, is_loopback
+from muster.doctor_look import _running
 from muster.doctor_machine import Gpus, MachineFacts, Port, box_checks, machine_checks
 from muster.doctor_redis import RedisFacts, redis_checks
 from muster.durability import ServerFacts
@@ -78,7 +80,8 @@ FAULTS: dict[str, tuple[Callable[[], list[Check]], str, str]] = {
     "its disk is full": (of_redis(aof_error="aof_last_write_status"), "redis.disk", "free space"),
     "few connections": (of_redis(maxclients=100), "redis.connections", "maxclients"),
     "its clock is off": (of_redis(clock_ahead_s=-30), "redis.clock", "timesyncd"),
-    "no trainer": (of_fleet(fleet(without="trainer")), "fleet.trainer", "services.trainer"),
+    "no ready bank": (
+        of_fleet(fleet(without="readybank")), "fleet.readybank", "services.readybank"),
     "a loopback is announced": (
         of_fleet([
             *fleet(without="inference"),
@@ -115,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[], list[Check]], str, str]] = {
         of_machine(ROUTER__CONTEXT_TOKENS_MAX="4096"), "inference.max_model_len", "4096"),
     "few descriptors": (of_machine({"files_max": 1024}), "machine.files", "ulimit -n"),
     "little memory": (
-        of_machine({"memory_bytes": 3 * _GIB}), "machine.memory.inference", "kv_cache_gib"),
+        of_machine({"memory_bytes": 3 * _GIB}), "machine.memory", "kv_cache_gib"),
     "little shared memory": (
         of_machine({"shm_bytes": 64 << 20, "root": False}), "machine.shm", "shm_size"),
     "threads above cores": (of_machine({"cores": 1.0}), "trainer.threads", "to 1"),
@@ -159,6 +162,35 @@ def test_a_fault_is_found_once_with_its_fix(name: str) -> None:
 def test_nothing_is_found_where_all_is_well(checks: Callable[[], list[Check]]) -> None:
     found = checks()
     assert {check.status for check in found} == {Status.OK}, found
+
+
+def test_a_trainer_of_ones_own_announces_nothing_and_its_seat_is_not_to_be_taken() -> None:
+    found = of_fleet(fleet(without="trainer"))()
+    assert problems(found) == []
+    [told] = [check for check in found if check.name == "fleet.trainer"]
+    assert told.status is Status.NOTE
+    assert told.way_out.startswith("well if a trainer of your own has the seat")
+
+
+def memory(of: int, *running: str) -> list[Status]:
+    facts = replace(_MACHINE, memory_bytes=of * _GIB, running=running)
+    checks = machine_checks(facts, settings(TRAINER__POLICY="torch"))
+    return [check.status for check in checks if check.name == "machine.memory"]
+
+
+def test_services_of_one_machine_need_the_sum_of_their_memory() -> None:
+    assert memory(4) == [Status.PROBLEM]  # enough for each of them
+    assert memory(16) == [Status.OK]
+
+
+def test_what_runs_already_has_its_memory() -> None:
+    assert memory(4, "inference") == [Status.OK]
+    assert memory(1, "inference", "trainer") == []
+
+
+def test_who_is_announced_from_here_runs_here() -> None:
+    seen = [Seen(entry("router", host=socket.gethostname())), Seen(entry("inference", host="b"))]
+    assert _running(seen) == ("router",)
 
 
 def test_a_machine_without_a_role_is_not_judged() -> None:
