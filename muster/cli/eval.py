@@ -61,15 +61,17 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Evaluate on held-out tasks, served as in training; nothing of it is trained on."""
-    from muster.cli.evaluating import EvalOptions, evaluate_model
+    from muster.cli.evaluating import EvalOptions, evaluate_model, one_or_the_other
     from muster.cli.evaluating import evaluate as run
     from muster.cli.jobs import Where
 
     options = EvalOptions(
         path, split, samples, rounds, instances, temperature, top_p, top_k, job, out
     )
+    where = Where(router, config, state_dir)
     if model is not None:
+        one_or_the_other(options, where)
         code = evaluate_model(options, model, config_path=config, as_json=as_json)
     else:
-        code = run(options, where=Where(router, config, state_dir), as_json=as_json)
+        code = run(options, where=where, as_json=as_json)
     raise typer.Exit(code)

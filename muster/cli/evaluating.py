@@ -136,8 +136,23 @@ def trained_with(model: Path, state_dir: Path) -> Training:
     return next((one for one in found if one is not None), Training())
 
 
+def one_or_the_other(options: EvalOptions, where: Where) -> None:
+    """A model folder is evaluated on services of its own: nothing else can be named with it."""
+    named = {"--router": where.router, "--state-dir": where.state_dir, "--job": options.job}
+    for field, value in named.items():
+        if value:
+            raise InvalidInput(
+                "says which running services are meant, and --model starts some of its own",
+                field=field,
+                value=value,
+                way_out=f"leave out {field}, or --model",
+            )
+
+
 def checked(options: EvalOptions) -> None:
     """Raise InvalidInput for what can be seen to be wrong before anything runs."""
+    if options.out is not None:
+        _writable(options.out)
     if options.job:
         return
     check_sampling(options.sampling, purpose=Purpose.EVALUATE)
@@ -179,14 +194,15 @@ async def run(
 
 
 def told(found: EvaluationResult, out: Path | None, *, as_json: bool) -> int:
-    """Show and keep the result; 0 when it is whole, else 1."""
-    if out is not None:
-        write(out, found)
+    """Show the result, then keep it: who waited for it has it also where it cannot be written.
+    0 when it is whole, else 1."""
     if as_json:
         emit("evaluation", found)
     else:
         console().print(render_evaluation(found))
-        if out is not None:
+    if out is not None:
+        write(out, found)
+        if not as_json:
             print(f"the result is in {out}")
     return 0 if found.complete else 1
 
@@ -198,9 +214,23 @@ def write(path: Path, found: EvaluationResult) -> None:
         aside.write_text(to_json(found) + "\n", encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        raise InvalidInput(
-            f"cannot be written: {error.strerror}",
-            field="--out",
-            value=path,
-            way_out="name a file in a folder that this user may write to",
-        ) from error
+        raise _unwritable(path, error.strerror or str(error)) from error
+
+
+def _writable(path: Path) -> None:
+    """Raises InvalidInput before hours of work end at it."""
+    if path.is_dir():
+        raise _unwritable(path, "it is a folder")
+    if not path.parent.is_dir():
+        raise _unwritable(path, "there is no such folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _unwritable(path, "this user may not write there")
+
+
+def _unwritable(path: Path, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"cannot be written: {why}",
+        field="--out",
+        value=path,
+        way_out="name a file in a folder that this user may write to",
+    )

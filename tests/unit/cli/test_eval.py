@@ -12,10 +12,12 @@ from muster.cli.evaluating import (
     EvalOptions,
     checked,
     model_config,
+    one_or_the_other,
     told,
     trained_with,
     write,
 )
+from muster.cli.jobs import Where
 from muster.cli.screen import fell_short, summary
 from muster.cli.settings import read_config
 from muster.client import JobState, Progress
@@ -62,6 +64,42 @@ def test_the_result_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="name a file in a folder"):
         write(tmp_path / "none" / "result.json", found())
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("job", ["", "held"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
+    set_: Path, tmp_path: Path, job: str
+) -> None:
+    for out in (tmp_path / "none" / "result.json", tmp_path):
+        with pytest.raises(InvalidInput, match="cannot be written") as refused:
+            checked(EvalOptions(set_, job=job, out=out))
+        assert refused.value.field == "--out"
+    checked(EvalOptions(set_, job=job, out=tmp_path / "result.json"))
+
+
+def test_a_result_that_cannot_be_written_was_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        told(found(), tmp_path / "gone" / "result.json", as_json=True)
+    assert '"pass_rate"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "where"),
+    [
+        ("--job", EvalOptions(None, job="held"), Where()),
+        ("--router", EvalOptions(None), Where(router="h:1")),
+        ("--state-dir", EvalOptions(None), Where(state_dir=Path(".muster"))),
+    ],
+)
+def test_a_model_of_its_own_and_running_services_are_not_named_together(
+    field: str, options: EvalOptions, where: Where
+) -> None:
+    with pytest.raises(InvalidInput, match="which running services") as refused:
+        one_or_the_other(options, where)
+    assert refused.value.field == field
+    one_or_the_other(EvalOptions(None), Where(config=Path("muster.toml")))
 
 
 def test_a_result_that_is_not_whole_is_no_success() -> None:
