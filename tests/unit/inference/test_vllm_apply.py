@@ -7,6 +7,7 @@ vLLM carries an exception of its worker to the caller is not.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,33 @@ async def test_a_swap_that_fails_half_way_fences_until_a_whole_one() -> None:
         await driver.commit("main", 1, 1)
         assert world.model.values() == [NEW, NEW]
         assert (world.replica.state, world.replica.version) == (State.SERVING, 1)
+
+
+class Picky(Tiny):
+    """Checks shapes as vLLM's loaders do."""
+
+    def load_weights(self, tensors: Any) -> set[str]:
+        raise AssertionError("Attempted to load weight (3, 3) into parameter (2, 2)")
+
+
+def test_a_loader_that_asserts_fails_the_update_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.inference.adapters import vllm_receiver
+
+    monkeypatch.setattr(vllm_receiver.current_platform, "is_cpu", lambda: True)
+    monkeypatch.setattr(
+        vllm_receiver, "set_current_vllm_config", lambda config: contextlib.nullcontext()
+    )
+    monkeypatch.setattr(vllm_receiver, "arrive", lambda *given: None)
+    monkeypatch.setattr(vllm_receiver.os, "setpriority", lambda *given: None)
+    model = Picky()
+    state = {name: torch.full_like(p, NEW) for name, p in model.named_parameters()}
+    monkeypatch.setattr(vllm_receiver.weights, "unpack", lambda *given: state)
+    receiver = DirectLlm(model).receiver
+    receiver.vllm_config, receiver.staging = None, SimpleNamespace(give_back=lambda stream: None)
+    receipt = vllm_receiver.Receipt(weights.build(state, version=1, parent=0))
+    receiver._receive(receipt, None, "")
+    assert receipt.phase == "failed"
+    assert receipt.error.startswith("AssertionError: Attempted to load weight (3, 3)")
 
 
 async def test_a_swap_that_succeeds_puts_everything_in_place() -> None:
