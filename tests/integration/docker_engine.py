@@ -85,7 +85,7 @@ def engine(folder: Path) -> Iterator[Engine]:
     try:
         running.docker("version")
     except NoEngine:
-        with _own_daemon(folder) as started:
+        with own_daemon(folder) as started:
             _prepare(started, folder)
             yield started
         return
@@ -94,7 +94,8 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 @contextmanager
-def _own_daemon(folder: Path) -> Iterator[Engine]:
+def own_daemon(folder: Path) -> Iterator[Engine]:
+    """A daemon of our own, stopped at the end; raises NoEngine with the reason."""
     if os.geteuid() != 0 or not shutil.which("dockerd"):
         raise NoEngine("no Docker Engine runs, and one can be started by root only, with dockerd")
     home = folder / "engine"
@@ -106,8 +107,9 @@ def _own_daemon(folder: Path) -> Iterator[Engine]:
     ]  # fmt: skip
     with (home / "log").open("wb") as log:
         daemon = subprocess.Popen(
-            # It ends with us, however we end.
-            ["setpriv", "--pdeathsig", "TERM", "dockerd", *options],
+            # It ends with us, however we end. A network namespace of its own: a daemon without a
+            # bridge removes the machine's docker0, which may be another daemon's.
+            ["setpriv", "--pdeathsig", "TERM", "unshare", "--net", "dockerd", *options],
             stdout=log,
             stderr=log,
             start_new_session=True,
