@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from muster.fingerprint import ServingFingerprint
 from muster.streams import RunStreams, StreamEntry, next_epoch
 from muster.tasks import end
 from muster.tracking import Row
-from muster.tracking_files import BOARDS, STEPS, read_rows, read_served
+from muster.tracking_files import BOARDS, STEPS, Tracked, read_rows, read_served
 from muster.v1 import common_pb2 as pb
 from muster.v1 import events_pb2 as ev
 from services.trainer.adapters.tracker import Tracker
@@ -133,6 +135,40 @@ async def test_what_redis_kept_from_being_written_is_written_later(
     monkeypatch.setattr(served, "recorded", away_once)
     assert [row.key for row in await tracked_until(it, folder, 1)] == [("step", 1)]
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("within", ["the batch's figures", "the file"])
+async def test_a_stop_between_the_mark_and_the_file_loses_no_row_and_doubles_none(
+    redis: Redis, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: str
+) -> None:
+    it, folder = Run(redis, run), tmp_path / "tracking" / run
+    await it.version(made(1, 1, 0), published(1, 1))
+    tracker, reached = Tracker(redis, run, folder), threading.Event()
+    let_go, write, with_batch = threading.Event(), Tracked.write, tracker._with_batch
+
+    def slowly(files: Tracked, rows: Sequence[Row]) -> None:
+        reached.set()
+        let_go.wait(20)
+        write(files, rows)
+
+    async def never(row: Row) -> Row:
+        reached.set()
+        await asyncio.Event().wait()
+        return row
+
+    if within == "the file":
+        monkeypatch.setattr(Tracked, "write", slowly)
+    else:
+        monkeypatch.setattr(tracker, "_with_batch", never)
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(30):
+        following = tasks.create_task(tracker.run(), name="tracking")
+        await asyncio.to_thread(reached.wait, 20)
+        await end(following)
+        monkeypatch.setattr(tracker, "_with_batch", with_batch)
+        last = tasks.create_task(tracker.last(), name="last")
+        let_go.set()
+        await last
+    assert [row.key for row in read_rows(folder / STEPS)] == [("step", 1), ("publication", 1)]
 
 
 async def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(

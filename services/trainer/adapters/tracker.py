@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,9 @@ class Tracker:
         self._book = Book()
         self._training = Training()
         self._broken = ""
+        self._taking = False  # rows are marked as due and not all of them are written
+        self._idle = threading.Event()  # no thread works on the files
+        self._idle.set()
 
     async def run(self) -> None:
         """Until files cannot be written."""
@@ -77,11 +81,19 @@ class Tracker:
         """What was recorded until now; then the files are closed. Bounded."""
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                await self._take(await self._streams.tail(self._read, block_ms=1))
+                if self._taking:  # the stop came between the mark and the file
+                    await in_daemon(self._idle.wait, "track-end")
+                    self._begin()
+                while not self._broken:
+                    messages = await self._streams.tail(self._read, block_ms=1)
+                    if not messages:
+                        break
+                    await self._take(messages)
         if self._tracked is not None:
             self._tracked.close()
 
     async def _take(self, messages: Sequence[Received]) -> None:
+        self._taking = True
         if self._tracked is None and not self._broken:
             await self._on_disk(self._open)
         if self._broken:
@@ -94,6 +106,7 @@ class Tracker:
         if self._tracked is not None and whole:
             await self._on_disk(partial(self._write, self._tracked, whole))
         self._read |= {message.stream: message.id for message in messages}
+        self._taking = False
 
     def _open(self) -> None:
         sinks = boards(self._folder) if self._tensorboard else []
@@ -110,11 +123,18 @@ class Tracker:
         tracked.served(self._training)
 
     async def _on_disk(self, work: Callable[[], None]) -> None:
+        """The thread goes on when its waiter is cancelled: `_idle` says when it has ended."""
+        self._idle.clear()
+        await in_daemon(partial(self._worked, work), "track")
+
+    def _worked(self, work: Callable[[], None]) -> None:
         try:
-            await in_daemon(work, "track")
+            work()
         except (OSError, InvalidInput) as error:
             self._broken, self._tracked = str(error), None
             _log.error("nothing is tracked any more until the trainer's next start: %s", error)
+        finally:
+            self._idle.set()
 
     def _rows(self, message: Received) -> list[Row]:
         try:
