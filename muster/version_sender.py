@@ -60,7 +60,7 @@ class VersionSender:
             trainer_epoch=seat.epoch,
             replicas=stale,
             settings=self._transfer,
-            served_elsewhere=serving > 0,
+            serving=serving,
         )
         told = self.tries.took((item.replica, item.serving) for item in found)
         for item in found:

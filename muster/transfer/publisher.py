@@ -59,8 +59,8 @@ class TransferSettings(Value, frozen=True):
 
     backend: str = "gloo"  # gloo, nccl; or stored: through a folder that the replicas can read
     host: str = "127.0.0.1"
-    folder: str = ""  # of stored versions
-    stored_kept: int = 2  # newest versions that stay there
+    folder: str = ""  # of stored versions; each run has one of its own in it
+    stored_kept: int = 2  # newest versions of the run that stay there
     active: ActiveRequests = ActiveRequests.RECOMPUTE  # what becomes of running requests
     quorum: float = 0.0  # share of the replicas that must hold a version before one serves it
     bytes_per_s: float = 0.0  # most that sending takes from the line; 0: no bound
@@ -100,15 +100,15 @@ async def publish(
     trainer_epoch: int,
     replicas: Sequence[tuple[str, str]],
     settings: TransferSettings | None = None,
-    served_elsewhere: bool = False,
+    serving: int = 0,
     passing: Passing = _pass,
 ) -> list[ReplicaPublication]:
     """Bring a version (exactly the tensors of the checkpoint) to all replicas, side by side.
 
     replicas: (id, gRPC address); one report each, in that order. A replica that fails is fenced
-    when another one took the version, or when the caller knows of one (`served_elsewhere`); else
-    all go on with what they serve. Raises Fenced if a newer trainer has been seen by a replica;
-    everything else is in the reports.
+    when another one took the version, or serves it already (`serving`: how many others do, which
+    hold it for the quorum too); else all go on with what they serve. Raises Fenced if a newer
+    trainer has been seen by a replica; everything else is in the reports.
     """
     settings = settings or TransferSettings()
     began = monotonic()
@@ -117,19 +117,21 @@ async def publish(
     stream, made = snapshot.stream, snapshot.manifest
     if settings.backend == "nccl":
         stream = await asyncio.to_thread(stream.cuda)
-    quorum = Quorum(len(replicas), settings.quorum)
+    quorum = Quorum(len(replicas) + serving, settings.quorum, holding=serving)
     job = _Job(run, trainer_epoch, made, stream, settings, began, passing, quorum)
-    if settings.backend == STORED:
-        await job.store(snapshot)
     # A group per replica where the transport is point to point anyway: failures stay apart.
     together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
     reports: dict[str, ReplicaPublication] = {}
     with telemetry.span("publish", version=made.version, replicas=len(replicas)):
+        if settings.backend == STORED and (error := await job.store(snapshot)):
+            together = []
+            for name, address in replicas:
+                reports[name] = ReplicaPublication(name, address, error=str(error))
         async with asyncio.TaskGroup() as tasks:
             for members in together:
                 tasks.create_task(job.transfer(members, reports), name=f"publish-{members[0][0]}")
         # Only now is it known whether anybody serves the version.
-        fence = served_elsewhere or any(report.serving for report in reports.values())
+        fence = serving > 0 or any(report.serving for report in reports.values())
         await _all([job.settle(item, fence) for item in reports.values() if not item.serving])
     if job.fenced is not None:
         raise job.fenced
@@ -186,12 +188,18 @@ class _Job:
                     reports[link.name] = link.report()
                 members = left
 
-    async def store(self, snapshot: Snapshot) -> None:
-        """Put the version where the replicas read it; those that nobody reads any more go."""
-        root, keep = Path(self._settings.folder), self._settings.stored_kept
-        folder = await in_daemon(lambda: stored.save(snapshot, root), "store-version")
-        await in_daemon(lambda: stored.collect(root, keep=keep), "collect-versions")
-        self._folder = str(folder)
+    async def store(self, snapshot: Snapshot) -> Unavailable | None:
+        """Put the version where the replicas read it; those that nobody reads any more go. What
+        went wrong, if anything did."""
+        # Another run's versions have other numbers, and may be read right now.
+        root, keep = Path(self._settings.folder) / self._run, self._settings.stored_kept
+
+        try:
+            folder = await stored.put(snapshot, root, keep=keep, timeout_s=self.left())
+            self._folder = str(folder)
+        except Unavailable as error:
+            return error
+        return None
 
     async def _read_and_commit(self, links: list[_Link]) -> None:
         source = wire.stored_to_pb(stored.StoredSpec(self._folder, self.left()))

@@ -14,13 +14,16 @@ from muster.errors import Unavailable
 
 
 class Quorum:
-    """Of `replicas` that are asked; `share` of them must hold the version, 0: nobody waits."""
+    """Of `replicas`; `share` of them must hold the version, 0: nobody waits. `holding`: so many of
+    them serve it already and are not asked."""
 
-    def __init__(self, replicas: int, share: float):
-        self._open, self._needed = replicas, math.ceil(replicas * share - 1e-9)
-        self._share, self._holding = share, 0
+    def __init__(self, replicas: int, share: float, *, holding: int = 0):
+        self._open, self._needed = replicas - holding, math.ceil(replicas * share - 1e-9)
+        self._share, self._holding = share, holding
         self._told: set[str] = set()
         self._over = asyncio.Event()
+        if holding >= self._needed:
+            self._over.set()
 
     def holds(self, replica: str) -> None:
         """It has verified all of it."""

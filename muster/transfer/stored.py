@@ -8,15 +8,19 @@ of a folder (publisher.py).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from muster.background import in_daemon
 from muster.errors import InvalidInput, Unavailable
+from muster.tensor_files import as_os_error
 from muster.transfer import manifest as weights
 from muster.transfer.receiving import Staging
 from muster.transfer.snapshot import Snapshot
@@ -36,7 +40,8 @@ class StoredSpec(Value, frozen=True):
 
 
 def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> Path:
-    """The version's folder below `root`; found there already, it is as it is.
+    """The version's folder below `root`; found there already, it is as it is. What others left
+    half written goes first: it may be what fills the disk.
 
     Raises Unavailable when it cannot be written; nothing of it is left then.
     """
@@ -44,7 +49,10 @@ def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> P
     final = root / f"version-{manifest.version:06d}-{manifest.digest[:12]}"
     if final.is_dir():
         return final
-    writing = root / f"{_WRITING}{final.name}-{os.getpid()}"
+    for rest in root.glob(f"{_WRITING}*"):
+        shutil.rmtree(rest, ignore_errors=True)
+    # A name of its own: a save that was given up may still be at it.
+    writing = root / f"{_WRITING}{final.name}-{uuid.uuid4().hex}"
     try:
         writing.mkdir(parents=True)
         for number, names in enumerate(_shards(manifest, shard_bytes)):
@@ -66,6 +74,29 @@ def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> P
             way_out="make room there, or publish directly",
         ) from error
     return final
+
+
+async def put(snapshot: Snapshot, root: Path, *, keep: int, timeout_s: float) -> Path:
+    """Save a version in a thread, then collect all but it and the newest `keep`; its folder.
+
+    Raises Unavailable as `save` does, and when the disk has not answered in time.
+    """
+
+    def work() -> Path:
+        folder = save(snapshot, root)
+        collect(root, keep=keep, spare=folder)
+        return folder
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await in_daemon(work, "store-version")
+    except TimeoutError:
+        raise Unavailable(
+            f"version {snapshot.manifest.version} was not stored within {timeout_s:.1f} s",
+            field="transfer.folder",
+            value=root,
+            way_out="see whether that disk answers; the version is stored again later",
+        ) from None
 
 
 def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Staging) -> Any:
@@ -105,10 +136,15 @@ def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Stag
     return stream
 
 
-def collect(root: Path, *, keep: int) -> list[Path]:
-    """Delete all but the newest `keep` versions, and what was left half written; which."""
-    found = sorted(p for p in root.glob("version-*") if _NAME.fullmatch(p.name))
-    gone = [*(found[:-keep] if keep else found), *root.glob(f"{_WRITING}*")]
+def collect(root: Path, *, keep: int, spare: Path | None = None) -> list[Path]:
+    """Delete all but the newest `keep` versions, and what was left half written; which.
+
+    spare: stays whatever its number is.
+    """
+    named = [(_NAME.fullmatch(p.name), p) for p in root.glob("version-*")]
+    found = [p for _, p in sorted((int(m[1]), p) for m, p in named if m)]
+    old = [p for p in (found[:-keep] if keep else found) if p != spare]
+    gone = [*old, *root.glob(f"{_WRITING}*")]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)
     return gone
@@ -129,7 +165,8 @@ def _shards(manifest: weights.Manifest, shard_bytes: int) -> list[list[str]]:
 def _write(path: Path, tensors: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: tensor.clone() for name, tensor in tensors.items()}, str(path))
+    with as_os_error():
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, str(path))
     _sync(path)
 
 
@@ -137,9 +174,13 @@ def _read(folder: Path) -> Any:
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(path), framework="pt") as shard:
-            for name in shard.keys():  # not a mapping
-                yield name, shard.get_tensor(name)
+        with as_os_error():
+            shard: Any = safe_open(str(path), framework="pt")
+            names = [*shard.keys()]  # not a mapping
+        for name in names:
+            with as_os_error():
+                tensor = shard.get_tensor(name)
+            yield name, tensor
 
 
 def _sync(path: Path) -> None:

@@ -122,8 +122,8 @@ class TrainerConfig(Section):
     """How weights travel to the engines. none: they do not, versions are only recorded as
     published; for tests with fake engines."""
     transport_folder: str = ""
-    """With transport "stored": versions are written below this folder, and engines read them below
-    their inference.stored_root, under the same path."""
+    """With transport "stored": versions are written below this folder, each run's in a folder with
+    its name, and engines read them below their inference.stored_root, under the same path."""
     transport_bytes_per_s: float = Field(0.0, ge=0)
     """Most that sending takes from the line, per group; 0: no bound. For lines that rollouts use,
     too."""
@@ -132,8 +132,8 @@ class TrainerConfig(Section):
     aborted and asked again, go on over KV of the older version (their tokens say so and are left
     out of the mismatch), or have their KV computed again."""
     publish_quorum: float = Field(0.0, ge=0, le=1)
-    """Share of the replicas that must hold a version before one of them serves it. 0: each serves
-    it as soon as it has it."""
+    """Share of the replicas, with those that serve it already, that must hold a version before
+    another one serves it. 0: each serves it as soon as it has it."""
     transport_host: str = ""
     """Address of this machine that the engines can reach, for the transfer; empty: advertise_host,
     else the address from which this machine reaches Redis."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -49,7 +50,7 @@ class Fleet:
         *,
         state: dict[str, torch.Tensor] = STATE,
         epoch: int = 1,
-        elsewhere: bool = False,
+        elsewhere: int = 0,
         settings: TransferSettings = SETTINGS,
     ) -> dict[str, ReplicaPublication]:
         reports = await publish(
@@ -58,7 +59,7 @@ class Fleet:
             trainer_epoch=epoch,
             replicas=self.addresses,
             settings=settings,
-            served_elsewhere=elsewhere,
+            serving=elsewhere,
         )
         return {report.replica: report for report in reports}
 
@@ -145,7 +146,7 @@ async def test_what_nobody_took_changes_nothing(failing: str) -> None:
 
 async def test_a_failed_resend_of_what_others_serve_fences() -> None:
     async with fleet(one=Script(fail=frozenset({"receive"}))) as world:
-        await world.publish(1, elsewhere=True)
+        await world.publish(1, elsewhere=1)
 
         assert world.served() == {"one": (State.FENCED, 0)}
 
@@ -265,8 +266,61 @@ async def test_a_version_reaches_replicas_through_a_folder(tmp_path: Path) -> No
             assert [r.error for r in reports.values()] == ["", ""]
 
         assert world.served() == {"one": (State.SERVING, 3), "two": (State.SERVING, 3)}
-    found = sorted(os.listdir(tmp_path))
+    found = sorted(os.listdir(tmp_path / "main"))
     assert [name[:14] for name in found] == ["version-000002", "version-000003"]
+
+
+async def test_another_run_in_the_same_folder_costs_nobody_a_version(tmp_path: Path) -> None:
+    """It has versions of higher numbers there, as a run has that began before."""
+    for version in (7, 8):
+        await publish(
+            Snapshot.take(STATE, version=version, parent=version - 1),
+            run="other",
+            trainer_epoch=1,
+            replicas=[("gone", "127.0.0.1:1")],
+            settings=stored(tmp_path),
+        )
+    async with fleet(str(tmp_path), one=Script()) as world:
+        reports = await world.publish(1, settings=stored(tmp_path))
+    assert reports["one"].error == ""
+    assert len(os.listdir(tmp_path / "other")) == 2
+
+
+async def test_a_version_that_cannot_be_stored_is_missed_by_all_and_said_so(tmp_path: Path) -> None:
+    (tmp_path / "main").write_text("a file where the folder has to be")
+    async with fleet(str(tmp_path), one=Script(), two=Script()) as world:
+        reports = await world.publish(1, settings=stored(tmp_path))
+        assert {name: "cannot be stored" in r.error for name, r in reports.items()} == {
+            "one": True,
+            "two": True,
+        }
+        assert world.served() == {"one": (State.SERVING, 0), "two": (State.SERVING, 0)}
+
+
+async def test_a_disk_that_hangs_costs_the_publication_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awake = threading.Event()
+
+    def hangs(snapshot: Snapshot, root: Path) -> Path:
+        awake.wait()
+        return root
+
+    monkeypatch.setattr("muster.transfer.stored.save", hangs)
+    async with fleet(str(tmp_path), one=Script()) as world:
+        settings = replace(stored(tmp_path), timeout_s=0.2)
+        async with asyncio.timeout(20):
+            reports = await world.publish(1, elsewhere=1, settings=settings)
+        assert "version 1 was not stored within" in reports["one"].error
+        assert world.served() == {"one": (State.FENCED, 0)}  # another one serves the version
+    awake.set()
+
+
+async def test_a_replica_that_comes_late_counts_those_that_serve_the_version() -> None:
+    async with fleet(one=Script(), two=Script(fail=frozenset({"receive"}))) as world:
+        late = replace(SETTINGS, quorum=0.6)
+        assert not (await world.publish(1, settings=late))["one"].serving
+        assert (await world.publish(1, elsewhere=1, settings=late))["one"].serving
 
 
 async def test_a_replica_that_reads_no_folders_says_so(tmp_path: Path) -> None:

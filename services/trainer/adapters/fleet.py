@@ -62,7 +62,7 @@ class InferenceFleet:
             trainer_epoch=self._epoch,
             replicas=stale,
             settings=self._transfer,
-            served_elsewhere=serving > 0,
+            serving=serving,
             passing=lambda where: failpoints.at(_POINTS[where]),
         )
         reports = [_report(item) for item in found]

@@ -47,3 +47,14 @@ async def test_shares_are_rounded_up(replicas: int, share: float, needed: int) -
         quorum.fails(f"r{number}")
     with pytest.raises(Unavailable):
         await quorum.wait()
+
+
+async def test_those_that_serve_it_already_hold_it() -> None:
+    """A resend to one of four: it need not be alone a quorum, nor do its failures make one."""
+    await Quorum(4, 0.75, holding=3).wait()
+    quorum = Quorum(4, 0.75, holding=1)
+    quorum.holds("late")
+    for name in ("b", "c"):
+        quorum.fails(name)
+    with pytest.raises(Unavailable, match="2 replicas hold the version, 3 are needed"):
+        await quorum.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors
 import torch
 
 from muster.errors import InvalidInput, Unavailable
@@ -58,6 +59,45 @@ def test_nothing_half_written_is_ever_found(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_others_left_half_written_makes_room_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".writing-version-000002-abc").mkdir()
+    there: list[str] = []
+    writes = stored._write
+
+    def seen(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+        there.extend(p.name for p in tmp_path.iterdir())
+        writes(path, tensors)
+
+    monkeypatch.setattr(stored, "_write", seen)
+    stored.save(version(3), tmp_path)
+    assert len(there) == 1
+    assert there[0].startswith(".writing-version-000003")
+
+
+def test_a_shard_that_the_library_cannot_write_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raises a bare Exception of its own when the disk is full."""
+
+    def full(tensors: object, path: str) -> None:
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(Unavailable, match="No space left"):
+        stored.save(version(3), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_was_cut_short_is_noticed(tmp_path: Path) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    (folder / "00000.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(Unavailable, match="safetensors"):
+        stored.load(made.manifest, spec(folder), tmp_path, Staging())
+
+
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     made = version(3)
     folder = stored.save(made, tmp_path)
@@ -102,3 +142,19 @@ def test_old_versions_are_collected(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         ["notes", folders[1].name, folders[2].name]
     )
+
+
+def test_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
+    made = [version(1).renamed(number, number - 1) for number in (999_999, 1_000_000)]
+    old, new = (stored.save(snapshot, tmp_path) for snapshot in made)
+    assert stored.collect(tmp_path, keep=1) == [old]
+    assert new.is_dir()
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_the_version_just_stored_is_not_collected(tmp_path: Path, keep: int) -> None:
+    """Higher numbers are there: of a run of the same name whose records are gone."""
+    stored.save(version(9), tmp_path)
+    folder = stored.save(version(1), tmp_path)
+    stored.collect(tmp_path, keep=keep, spare=folder)
+    assert folder.is_dir()
