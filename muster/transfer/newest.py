@@ -1,8 +1,9 @@
-"""The versions that may still be asked for: the newest one, and the one before it.
+"""The versions that may still be asked for: the newest one, the one before it, the one being sent.
 
-Owns: `Newest`. Promise: while a version is being sent the next one may be made, and a third only
-after that is recorded, so two are enough for every publication and resend; the others are let go at
-once, as each is as large as the weights. Does not cover: what a version is made of (snapshot.py).
+Owns: `Newest`. Promise: what is sent is the newest recorded version, and at most one later one is
+made by then, so it is among the newest two; from then on it stays, however many are made while its
+publication is tried again, until another one is asked for. The others are let go at once, as each
+is as large as the weights. Does not cover: what a version is made of (snapshot.py).
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ class Newest(Generic[T]):
 
     def __init__(self) -> None:
         self._kept: dict[int, T] = {}
+        self._sent: tuple[int, T] | None = None  # the one asked for last
 
-    def forget_old(self) -> None:
-        """All but the newest: the next one comes now."""
-        newest = list(self._kept.items())[1 - KEPT :]
-        self._kept = dict(newest)
+    def forget_old(self, coming: int) -> None:
+        """All but the one before `coming`, which is made now, perhaps again."""
+        others = [(v, kept) for v, kept in self._kept.items() if v != coming]
+        self._kept = dict(others[1 - KEPT :])
 
     def keep(self, version: int, what: T) -> None:
         """The newest one; its number may be any."""
@@ -31,4 +33,9 @@ class Newest(Generic[T]):
 
     def of(self, version: int) -> T:
         """KeyError when it was let go: a bug of whoever asks."""
-        return self._kept[version]
+        sent = self._sent
+        if version not in self._kept and sent is not None and sent[0] == version:
+            return sent[1]
+        found = self._kept[version]
+        self._sent = (version, found)
+        return found

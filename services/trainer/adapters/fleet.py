@@ -40,7 +40,7 @@ class InferenceFleet:
 
     def take(self, state: dict[str, Any], version: int, parent: int) -> str:
         """See ports.Fleet."""
-        self._snapshots.forget_old()  # before the next one takes its memory
+        self._snapshots.forget_old(version)  # before this one takes its memory
         snapshot = Snapshot.take(state, version=version, parent=parent)
         self._snapshots.keep(version, snapshot)
         return snapshot.manifest.digest
