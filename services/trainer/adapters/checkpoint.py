@@ -125,12 +125,30 @@ class CheckpointStore:
     def save(self, meta: CheckpointMeta, write: Callable[[str], None], stop: Stop) -> Path:
         """Make a checkpoint: `write` fills the folder. Returns its path once it is durable.
 
-        Raises Refused, and leaves the ones before, when it would lack a required file, and Fenced
-        when a newer trainer has come meanwhile.
+        Raises Refused, and leaves the ones before, when it would lack a required file, Fenced when
+        a newer trainer has come meanwhile, and Unavailable, leaving no draft, when the disk fails.
         """
+        try:
+            return self._save(meta, write, stop)
+        except OSError as error:
+            self._sweep(meta.trainer_epoch)
+            self._check_newest(meta.trainer_epoch)
+            raise Unavailable(
+                f"the checkpoint of step {meta.step} cannot be written: {error}",
+                field="checkpoint",
+                value=self._root,
+                way_out="make room there; it is tried again for trainer.retry_s",
+            ) from error
+
+    def _sweep(self, epoch: int) -> None:
+        """What this trainer left half written; another one's draft is not its to delete."""
+        for rest in self._root.glob(f".writing-{epoch:06d}-*"):
+            shutil.rmtree(rest, ignore_errors=True)
+
+    def _save(self, meta: CheckpointMeta, write: Callable[[str], None], stop: Stop) -> Path:
         self._root.mkdir(parents=True, exist_ok=True)
+        self._sweep(meta.trainer_epoch)
         draft = self._root / f".writing-{meta.trainer_epoch:06d}-{meta.step:06d}"
-        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
         write(str(draft))
         self._check_required(draft)

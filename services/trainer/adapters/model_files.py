@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from muster.errors import ConfigError
+from muster.tensor_files import as_os_error
 
 SIDE_FILES = (
     "config.json",
@@ -86,16 +87,15 @@ def write_side_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def write_weights(folder: Path, tensors: dict[str, Any]) -> None:
-    """The weights as an engine loads them."""
+    """The weights as an engine loads them. Raises OSError."""
     from safetensors.torch import save_file
 
-    save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+    with as_os_error():
+        save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
 
 
 def write_optimizer(folder: Path, tensors: dict[str, Any], between: Callable[[], None]) -> None:
-    """optimizer/00000.safetensors …; calls `between` after each."""
-    from safetensors.torch import save_file
-
+    """optimizer/00000.safetensors …; calls `between` after each. Raises OSError."""
     (folder / OPTIMIZER).mkdir()
     shard: dict[str, Any] = {}
     size = number = 0
@@ -103,11 +103,18 @@ def write_optimizer(folder: Path, tensors: dict[str, Any], between: Callable[[],
         shard[name] = tensor
         size += tensor.numel() * tensor.element_size()
         if size >= SHARD_BYTES:
-            save_file(shard, str(folder / OPTIMIZER / f"{number:05d}.safetensors"))
+            _write_shard(folder, number, shard)
             shard, size, number = {}, 0, number + 1
             between()
     if shard:
-        save_file(shard, str(folder / OPTIMIZER / f"{number:05d}.safetensors"))
+        _write_shard(folder, number, shard)
+
+
+def _write_shard(folder: Path, number: int, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    with as_os_error():
+        save_file(tensors, str(folder / OPTIMIZER / f"{number:05d}.safetensors"))
 
 
 def read_optimizer(folder: Path) -> dict[str, Any] | None:

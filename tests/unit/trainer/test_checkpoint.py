@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
-from muster.errors import ConfigError, Fenced, InvalidInput, Refused
+from muster.errors import ConfigError, Fenced, InvalidInput, Refused, Unavailable
+from services.trainer.adapters import model_files
 from services.trainer.adapters.checkpoint import CheckpointMeta, CheckpointStore
 from services.trainer.figures import StepFigures, StepReport
 from services.trainer.lineage import NO_PARENT, Lineage
@@ -63,6 +65,43 @@ def test_a_trainer_that_slept_through_its_replacement_replaces_no_checkpoint(
         old.note_epoch(1)
     assert (tmp_path / "step-000001" / "weights").read_text() == "new"
     assert new.epoch() == 2
+
+
+def test_a_full_disk_is_unavailable_and_what_was_written_gives_its_room_back(
+    tmp_path: Path,
+) -> None:
+    """So that the trainer waits for room, as it does for everything that is away."""
+    store = CheckpointStore(tmp_path, "run", keep=2)
+
+    def full(folder: str) -> None:
+        writes("half")(folder)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(Unavailable, match=r"step 1 cannot be written.*No space left"):
+        store.save(meta(1), full, going)
+    assert list(tmp_path.iterdir()) == []
+    assert store.save(meta(1), writes("one"), going).is_dir()
+
+
+def test_what_a_save_left_half_written_goes_before_the_next_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "run", keep=2)
+    with pytest.raises(Stopped):
+        store.save(meta(1), writes("one"), lambda: True)
+
+    def write(folder: str) -> None:
+        assert [path.name for path in tmp_path.iterdir()] == [Path(folder).name]
+        writes("two")(folder)
+
+    store.save(meta(2), write, going)
+
+
+def test_files_that_the_library_cannot_write_are_an_os_error(tmp_path: Path) -> None:
+    """It raises a bare Exception of its own for a folder that is gone, as for a full disk."""
+    tensors = {"a": torch.ones(2)}
+    with pytest.raises(OSError, match="safetensors"):
+        model_files.write_weights(tmp_path / "gone", tensors)
+    with pytest.raises(OSError, match="safetensors"):
+        model_files._write_shard(tmp_path / "gone", 0, tensors)
 
 
 def test_before_the_first_there_is_none(tmp_path: Path) -> None:
@@ -171,9 +210,9 @@ def test_a_crash_while_writing_leaves_the_one_before(tmp_path: Path) -> None:
 
     def crash(folder: str) -> None:
         (Path(folder) / "weights").write_text("half")
-        raise OSError("power cut")
+        raise RuntimeError("power cut")
 
-    with pytest.raises(OSError, match="power cut"):
+    with pytest.raises(RuntimeError, match="power cut"):
         store.save(meta(2), crash, going)
     found = store.newest()
     assert found is not None
