@@ -95,6 +95,7 @@ class Driver:
         self._lineage = Lineage({0: NO_PARENT}, 0)
         self._saved: tuple[FrozenBatch, ...] = ()  # what the newest checkpoint has and the one
         self._unsaved: tuple[FrozenBatch, ...] = ()  # before had not; trained since
+        self._seen_before: frozenset[int] = frozenset()  # steps that an incarnation before leased
         self._policy: Policy
         self._batch: TrainBatch
         self._tasks = asyncio.TaskGroup()
@@ -226,6 +227,7 @@ class Driver:
                         command.last_durable_step, self._saved, command.oldest_kept
                     ),
                 )
+                self._seen_before = frozenset(found.steps_unseen)
                 return s.Registered(found.next_step)
             case s.LeaseBatch():
                 self._batch = await self._lease(command.step)
@@ -288,12 +290,14 @@ class Driver:
                 _log.info("no batch for step %d in %.0f s, asking again", step, monotonic() - asked)
 
     async def _train_or_return(self, step: int) -> s.StepTrained | GroupsReturned:
-        """Groups that are too far off go back before any weight moves."""
+        """Groups that are too far off go back before any weight moves; of a step that is trained
+        again none: what would come in its place is of what replicas serve, maybe too far ahead."""
         batch, back = self._batch, tuple[GroupBack, ...]()
 
         def judge(measured: dict[str, Mismatch]) -> bool:
             nonlocal back
-            back = to_return(batch, measured, self.settings.return_kl)
+            if step not in self._seen_before:
+                back = to_return(batch, measured, self.settings.return_kl)
             return not back
 
         try:

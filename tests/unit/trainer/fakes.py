@@ -25,6 +25,7 @@ class FakeBank:
 
     def __init__(self, batches: dict[int, TrainBatch]):
         self.batches, self.acknowledged = batches, [0]
+        self.leased: set[int] = set()
         self.registered: list[int] = []
         self.brought: list[int] = []  # steps of the batches of the last registration
         self.oldest_kept = self.mark = 0  # mark: what came up to there is deleted
@@ -44,7 +45,7 @@ class FakeBank:
         self.oldest_kept = oldest_kept_step
         self.registered.append(last_durable_step)
         self.brought = [batch.step for batch in batches]
-        unseen = tuple(step for step in sorted(self.batches) if step > last_durable_step)
+        unseen = tuple(step for step in sorted(self.leased) if step > last_durable_step)
         return Registration(last_durable_step + 1, unseen)
 
     async def lease(self, step: int) -> TrainBatch:
@@ -53,6 +54,7 @@ class FakeBank:
         if step not in self.batches:
             self.drained.set()
             await asyncio.Event().wait()
+        self.leased.add(step)
         return self.batches[step]
 
     async def return_groups(self, step: int, groups: Sequence[GroupBack]) -> int:

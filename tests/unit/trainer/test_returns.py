@@ -97,3 +97,13 @@ async def test_with_none_left_to_return_it_trains_on_what_there_is(tmp_path: Pat
     stage.settings = replace(stage.settings, return_kl=0.008)
     await stage.run()  # the batch says that none of it is taken back
     assert (stage.bank.returned, stage.bank.acknowledged) == ([], [0, 1])
+
+
+async def test_a_step_that_is_trained_again_gives_nothing_back(tmp_path: Path) -> None:
+    """After going back, what the replicas serve may be too far off for a group in its place."""
+    stage = Stage(tmp_path, steps=1)
+    stage.settings = replace(stage.settings, return_kl=0.008)
+    stage.bank.batches[1] = replace(stage.bank.batches[1], returns_left=2)
+    stage.bank.leased.add(1)  # an incarnation before had it
+    await stage.run()
+    assert (stage.bank.returned, stage.bank.acknowledged) == ([], [0, 1])
