@@ -64,6 +64,10 @@ class LaunchOrder:
             found = self._of_block(skip)
         return found
 
+    def next_resume(self, skip: Skip) -> Place | None:
+        """The same of the attempts that a former router left alone."""
+        return next((place for place in self._resumes if not skip(place)), None)
+
     def launched(self, place: Place) -> None:
         """It waits no more."""
         group, number = place

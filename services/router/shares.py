@@ -47,8 +47,9 @@ class Launches:
         """
         self._both = False
         for order in (self._training, self._evaluation):
-            if order.resuming:
-                return order.next(skip)
+            resumed = order.next_resume(skip)
+            if resumed is not None:  # one that waits for its host holds up nobody else
+                return resumed
         training = self._training.next(skip)
         full = training_runs and evaluating >= self._places
         evaluation = None if full else self._evaluation.next(skip)

@@ -82,6 +82,28 @@ def test_what_a_former_router_left_goes_first_whatever_it_is_of() -> None:
     assert launches.resuming == 0
 
 
+def test_while_one_that_was_left_waits_for_its_host_the_shares_hold() -> None:
+    """Of either kind, and the other kind's that could go on is not kept waiting."""
+    for kind in "te":
+        other = "et"[kind == "e"]
+        launches = Launches(8, 0.25, most=8)
+        launches.of(f"{kind}9", evaluates=kind == "e").resume((f"{kind}9", 1))
+        launches.of(f"{other}8", evaluates=other == "e").resume((f"{other}8", 1))
+        filled(launches, training=MANY, evaluation=MANY)
+        said, running = "", 0
+        for _ in range(9):
+            place = launches.next(
+                lambda at, waits=f"{kind}9": at[0] == waits, evaluating=running, training_runs=True
+            )
+            assert place is not None
+            launches.launched(place)
+            said += place[0][0]
+            running = min(1, said.count("e"))
+        assert said[0] == other
+        assert said[1:].count("e") == 2
+        assert launches.resuming == 1
+
+
 def test_a_dropped_group_is_launched_no_more() -> None:
     launches = Launches(8, 0.25, most=4)
     filled(launches, training=1, evaluation=1)
