@@ -12,7 +12,7 @@ import zstandard
 from redis.asyncio import Redis
 
 from muster import codec, segment_codec
-from muster.registry import Registry
+from muster.registry import Entry, Registry
 from muster.streams import RunStreams, StreamEntry, next_epoch
 from muster.types import EpisodeKey, OutcomeLabel, SamplingParams, Segment, SegmentKind, VersionSpan
 from muster.v1 import events_pb2 as ev
@@ -20,6 +20,7 @@ from muster.v1 import readybank_pb2 as rb
 from services.inference.adapters.fake import FakeEngine, Script
 from services.inference.engine import Sampling
 from services.readybank import events as e
+from services.readybank.adapters import scoring
 from services.readybank.adapters.scoring import Scorer
 from services.readybank.ledger import divergence
 from sim.builders import scored
@@ -70,8 +71,12 @@ class Here:
 
     def __init__(self, redis: Redis, run: str, fleet: Fleet):
         self.streams, self.fleet = RunStreams(redis, run), fleet
-        self.scorer = Scorer(self.streams, Registry(redis, run), deadline_s=10.0)
+        self._registry = Registry(redis, run)
+        self.patience(10.0)
         self.keys = tuple(self.streams.key("p", f"job-00000.0.0.{n}") for n in range(2))
+
+    def patience(self, seconds: float) -> None:
+        self.scorer = Scorer(self.streams, self._registry, deadline_s=seconds)
 
     async def score(self, version: int, tokens_max: int = 100) -> e.GroupScored | e.ScoreMissed:
         wanted = (e.ToScore(0, 0, self.keys),)
@@ -110,9 +115,32 @@ async def test_a_score_is_that_of_the_sampled_tokens_under_the_version_asked_for
     assert figures(part)[2] == pytest.approx(divergence(before[2:4], after[2:4]), rel=1e-5)
 
 
+async def test_a_version_that_is_known_before_anybody_serves_it_is_waited_for(
+    redis: Redis, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every version is: its record comes first."""
+    looked = asyncio.Event()
+
+    async def look(entry: Entry, version: int) -> bool:
+        found = await is_idle(entry, version)
+        looked.set()
+        return found
+
+    is_idle = scoring._is_idle
+    monkeypatch.setattr(scoring, "_is_idle", look)
+    async with here(redis, run) as it:
+        await it.fleet.start("a", Script(), version=0)
+        async with asyncio.TaskGroup() as tasks:
+            scoring_it = tasks.create_task(it.score(1))
+            await looked.wait()
+            await it.fleet.start("b", Script(), version=1)
+    assert figures(scoring_it.result())[0] == 1
+
+
 async def test_nobody_is_disturbed_for_a_score(redis: Redis, run: str) -> None:
     """A replica of another version, one that works, one that is gone: it is missed, and says so."""
     async with here(redis, run) as it:
+        it.patience(1.0)
         other = await it.fleet.start("a", Script(), version=1)
         busy = await it.fleet.start("b", Script(wedged=True), version=3)
         request = Sampling("x", PROMPT, SamplingParams(), max_tokens=3, stop_token_ids=())

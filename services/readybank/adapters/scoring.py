@@ -1,7 +1,8 @@
 """Sampled tokens scored by an idle replica, under the weights that it serves now.
 
 Owns: finding one, the calls, the figure. Promise: only a replica that runs and queues nothing is
-asked, one call at a time; all of it ends within `deadline_s`; whatever goes wrong is a ScoreMissed
+asked, one call at a time; it is looked for until there is one, as a version is known before anybody
+serves it; all of it ends within `deadline_s`; whatever goes wrong is a ScoreMissed
 that says what, never a figure of fewer tokens than it tells or of another version. Does not cover:
 when and what to score (drift.py).
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from muster import codec, payload, rpc, segment_codec
 from muster.errors import MusterError, Unavailable
-from muster.registry import Registry
+from muster.registry import Entry, Registry
 from muster.streams import RunStreams, reaching_redis
 from muster.types import Segment, SegmentKind
 from muster.v1 import inference_pb2 as pb
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _TEMPERATURE = 1.0  # drift.scorable
+_LOOK_S = 1.0  # from one look at the replicas to the next
+_ANSWER_S = 2.0  # one that is idle answers at once
 
 
 class Scorer:
@@ -38,16 +41,18 @@ class Scorer:
 
     async def __call__(self, command: e.ScoreGroup) -> e.GroupScored | e.ScoreMissed:
         """The scores of its trajectories, or of those of them that have sampled tokens."""
+        missed = f"no replica serves version {command.version} and is idle"
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await self._score(command)
+                address = await self._idle(command.version)
+                missed = "no score"
+                return await self._score(command, address)
         except TimeoutError:
-            return e.ScoreMissed(command.group, f"not within {self._deadline_s:g} s")
+            return e.ScoreMissed(command.group, f"{missed} within {self._deadline_s:g} s")
         except MusterError as error:
             return e.ScoreMissed(command.group, str(error))
 
-    async def _score(self, command: e.ScoreGroup) -> e.GroupScored | e.ScoreMissed:
-        address = await self._idle(command.version)
+    async def _score(self, command: e.ScoreGroup, address: str) -> e.GroupScored | e.ScoreMissed:
         scores: list[e.Score] = []
         async with rpc.channel(address) as channel:
             stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
@@ -60,23 +65,19 @@ class Scorer:
         return e.GroupScored(command.group, tuple(scores))
 
     async def _idle(self, version: int) -> str:
-        """The address of a replica that serves this version and nobody. Raises Unavailable."""
-        with reaching_redis():
-            entries = await self._registry.list("inference")
-        for entry in entries:
-            try:
-                async with rpc.channel(entry.address) as channel:
-                    stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
-                    with rpc.calling(f"status of {entry.id}"):
-                        status = await stub.GetReplicaStatus(
-                            pb.GetReplicaStatusRequest(), timeout=self._deadline_s / 2
-                        )
-            except MusterError:
-                continue  # the next one
-            serves = status.state == pb.REPLICA_STATE_SERVING and status.version == version
-            if serves and not status.running and not status.waiting:
-                return entry.address
-        raise Unavailable(f"no replica serves version {version} and is idle", way_out="later")
+        """The address of a replica that serves this version and nobody, once there is one."""
+        while True:
+            with reaching_redis():
+                entries = await self._registry.list("inference")
+            async with asyncio.TaskGroup() as tasks:
+                looks = [
+                    tasks.create_task(_is_idle(entry, version), name=f"look-{entry.id}")
+                    for entry in entries
+                ]
+            for entry, look in zip(entries, looks, strict=True):
+                if look.result():
+                    return entry.address
+            await asyncio.sleep(_LOOK_S)
 
     async def _first_context(self, keys: tuple[str, ...], tokens_max: int) -> list[Segment]:
         """Segments up to so many tokens, the last one cut; read no further than that."""
@@ -118,6 +119,20 @@ class Scorer:
         now = [p for at, p in zip(_sampled(segments), [0.0, *told], strict=True) if at]
         kl = divergence(behaviour, now)
         return e.Score(wanted.sibling, wanted.attempt, answer.version, len(behaviour), kl)
+
+
+async def _is_idle(entry: Entry, version: int) -> bool:
+    """It says that it serves this version and nobody; False without an answer."""
+    try:
+        async with rpc.channel(entry.address) as channel:
+            stub: InferenceServiceAsyncStub = InferenceServiceStub(channel)
+            with rpc.calling(f"status of {entry.id}"):
+                request = pb.GetReplicaStatusRequest()
+                status = await stub.GetReplicaStatus(request, timeout=_ANSWER_S)
+    except MusterError:
+        return False
+    serves = status.state == pb.REPLICA_STATE_SERVING and status.version == version
+    return serves and not status.running and not status.waiting
 
 
 def _cut(segment: Segment, tokens: int) -> Segment:
