@@ -2,7 +2,8 @@
 
 Owns: those texts. Promise: pure; the outermost first, the oldest group first, each with what it
 lacks, since when (Unix seconds of the streams), who has to move and what to run next; at most
-LINES_MAX lines. Does not cover: what an episode is doing (the router explains it).
+LINES_MAX lines; groups of an evaluation, which no batch takes, are not counted. Does not cover:
+what an episode is doing (the router explains it).
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ ROUTER_OR_CLIENT = "the router for a running job, else whoever submits jobs"
 def waits_for(bank: BankMachine) -> str:
     """In one line: how many groups stand where, and what the first open one lacks."""
     held, ready = len(bank.held), len(bank.ready)
-    text = f"{ready} ready, {held} held, {len(bank.open) - held - ready} open"
+    text = f"{ready} ready, {held} held, {len(_for_batches(bank)) - held} open"
     if bank.held:
         group = min(bank.held)
         return f"{text}; {group} is held: {bank.held[group][1]}"
-    for group in sorted(bank.open - bank.ready.keys()):
-        return f"{text}; {group} waits for {_lacks(bank, bank.groups[group])}"
-    return text
+    first = min(_for_batches(bank), key=lambda g: g.group, default=None)
+    return f"{text}; {first.group} waits for {_lacks(bank, first)}" if first else text
+
+
+def _for_batches(bank: BankMachine) -> list[GroupAssembly]:
+    """Open groups that are not ready and that a batch may yet be made of, the oldest first."""
+    found = (bank.groups[name] for name in bank.open - bank.ready.keys())
+    return sorted((g for g in found if not g.evaluates), key=lambda g: (g.opened_unix_s, g.group))
 
 
 def stall(bank: BankMachine, waiting: lease.Waiting, left_out: int, newest: str) -> str:
@@ -49,8 +55,7 @@ def stall(bank: BankMachine, waiting: lease.Waiting, left_out: int, newest: str)
 
 def batch(bank: BankMachine) -> tuple[list[Waiting], list[str]]:
     """What the next batch waits for, and the groups that it could still be made of."""
-    groups = [bank.groups[g] for g in bank.open - bank.ready.keys()]
-    oldest = sorted(groups, key=lambda g: (g.opened_unix_s, g.group))
+    oldest = _for_batches(bank)
     lines = [_batch(bank), *(_blocking(bank, g) for g in oldest[: LINES_MAX - 1])]
     return lines, [g.group for g in oldest[:OPEN_MAX]]
 
@@ -80,11 +85,12 @@ def _lacking(bank: BankMachine, waiting: lease.Waiting) -> tuple[str, float, str
     told = f"{wanted - ready} more groups: {ready} of {wanted} are ready"
     if short:
         told += f", in the place of those given back ({' '.join(short.returned)})"
-    if len(bank.open) == ready:
+    others = len(_for_batches(bank))
+    if not others:
         told += ", and no other is open: a running job opens more, or one has to be submitted"
         return told, waiting.asked_unix_s, ROUTER_OR_CLIENT
-    if len(bank.open) < wanted:
-        told += f", and only {len(bank.open)} are open"
+    if ready + others < wanted:
+        told += f", and only {ready + others} are open"
     return told, waiting.asked_unix_s, ROUTER
 
 
@@ -139,9 +145,8 @@ def _ready(bank: BankMachine, name: str) -> Waiting:
         told = "a batch: the trainer to ask for it"
         return Waiting(name, "ready", told, since, TRAINER, "muster explain batch")
     lacks, _, owner = _lacking(bank, waiting)
-    groups = [bank.groups[g] for g in bank.open - bank.ready.keys()]
-    oldest = min(groups, key=lambda g: (g.opened_unix_s, g.group), default=None)
-    after = f"muster explain {oldest.group}" if oldest else "muster explain batch"
+    others = _for_batches(bank)
+    after = f"muster explain {others[0].group}" if others else "muster explain batch"
     told = f"batch {waiting.step}, which lacks {lacks}"
     return Waiting(name, "ready", told, since, owner, after)
 

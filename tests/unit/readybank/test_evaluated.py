@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from muster.evaluated import EvaluatedSibling
 from muster.types import Fate, OutcomeLabel, Purpose
 from services.readybank import events as e
+from services.readybank import explain
 from services.readybank.machine import BankMachine
 from sim.builders import INFRA, attempt, key, opened, scored
 
@@ -94,6 +95,21 @@ def test_a_trainer_that_asks_gets_none_of_it() -> None:
     bank.group("t-0", scored(1.0), purpose=Purpose.TRAIN)
     (frozen,) = [c for c in bank.said if isinstance(c, e.WriteFrozen)]
     assert [member.group for member in frozen.batch.members] == ["t-0"]
+
+
+def test_no_batch_waits_for_it() -> None:
+    """Nor is it counted among what a batch could be made of."""
+    bank = Bank(valid_min=1)
+    bank.feed(e.VersionSeen(3, 0, published=True), e.RecoveryEnded())
+    bank.feed(e.LeaseAsked(1, 1, 2, "call", 0.0))
+    bank.feed(replace(opened("a-0", 1, job="a"), purpose=Purpose.EVALUATE))
+    bank.group("t-0", scored(1.0), purpose=Purpose.TRAIN)
+    lines, could_be = explain.batch(bank.machine)
+    assert (len(lines), could_be) == (1, [])
+    assert "no other is open" in lines[0].waits_for
+    assert explain.waits_for(bank.machine) == "1 ready, 0 held, 0 open"
+    (ready,) = (explain.group(bank.machine, "t-0") or [])[:1]
+    assert ready.next_command == "muster explain batch"
 
 
 def test_it_is_retired_without_a_word_of_a_trainer() -> None:
