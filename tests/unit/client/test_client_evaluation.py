@@ -54,7 +54,11 @@ async def test_an_evaluation_is_submitted_followed_and_read(set_: Path) -> None:
     assert (sent.groups, sent.group_size) == (2, 1)
     assert [package.name for package in sent.tasks] == ["easy@1000003", "easy@1000004"]
     assert (found.asked.job, found.overall.pass_rate) == (sent.job, 0.5)
-    assert found.warnings == ("unknown how it was served: r0 does not say",)
+    assert found.warnings == (
+        "unknown how the training rollouts were sampled: nothing was compared",
+        "unknown how it was served: r0 does not say",
+        "unknown how the training rollouts were served: nothing was compared",
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "eval", "all"])
