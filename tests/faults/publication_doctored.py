@@ -50,7 +50,7 @@ async def publish_doctored(world: World, replica: str, fault: str) -> str:
     from safetensors.torch import load_file
 
     base = load_file(world.model / "model.safetensors")
-    newest = max(record.version for record in await world.records())
+    newest = max((record.version for record in await world.records()), default=0)
     redis: Redis = world.redis
     entries = {e.id: e.address for e in await Registry(redis, "main").list("inference")}
     epoch = int(await redis.get("m:{main}:epoch:trainer") or 0)

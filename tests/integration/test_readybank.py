@@ -192,6 +192,13 @@ async def _register(
         return await stub.RegisterTrainer(request, timeout=DEADLINE_S)
 
 
+def _content(parts: list[bytes]) -> list[bytes]:
+    """Without how many groups may still go back: none, of a batch that was trained once."""
+    header = rb.LeaseBatchResponse.FromString(parts[0])
+    header.ClearField("returns_left")
+    return [header.SerializeToString(), *parts[1:]]
+
+
 async def test_a_batch_survives_two_kills_byte_for_byte(
     tmp_path: Path, redis: Redis, run: str, redis_url: str
 ) -> None:
@@ -217,7 +224,7 @@ async def test_a_batch_survives_two_kills_byte_for_byte(
         async with _stub(redis, run, after="bank-2") as stub:
             again = await _register(stub, run, 2)
             assert (list(again.steps_unseen), again.next_step) == ([1], 1)
-            assert await _lease(stub, run, 1, epoch=2) == first
+            assert _content(await _lease(stub, run, 1, epoch=2)) == _content(first)
             with pytest.raises(Fenced):
                 await _lease(stub, run, 1, epoch=1)
         assert bank.end(signal.SIGTERM) == 0
