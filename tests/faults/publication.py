@@ -104,6 +104,7 @@ class Cases:
     async def all(self) -> None:
         self.world.start_replica("a")
         self.world.start_trainer()
+        await self.healthy()  # whichever cases are wanted
         await self.case("none", "start", self._nothing)
         for fault in DOCTORED:
             await self.case("sent", fault, lambda f=fault: self._doctored(f))  # type: ignore[misc]
