@@ -214,7 +214,7 @@ class Cases:
             return self.fed in await world.frozen()
 
         await world.until(leased, "the batch of the step is sent", DIES_S)
-        await asyncio.sleep(2.0)
+        await world.until(world.training, "the step is trained", DIES_S)
         world.steps_take(STEP_S)
         await self._restart()
 

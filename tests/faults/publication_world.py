@@ -27,7 +27,9 @@ from muster.registry import Registry
 from muster.streams import RunStreams, next_epoch
 from muster.v1 import events_pb2 as ev
 from muster.v1 import inference_pb2 as pb
+from muster.v1 import trainer_pb2 as tr
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
+from muster.v1.trainer_pb2_grpc import TrainerServiceStub
 from sim.builders import scored
 from tests.faults.cycling_trainer import RING, TRAIN_S
 from tests.integration.test_inference_weights import Redises
@@ -35,6 +37,7 @@ from tests.integration.test_readybank import BankProcess, Router
 
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
+    from muster.v1.trainer_pb2_grpc import TrainerServiceAsyncStub
 
 RUN = "main"
 DEADLINE_S = 45.0  # of a publication, as the trainer is told
@@ -188,6 +191,19 @@ class World:
         """Steps whose batches have been composed."""
         messages = await RunStreams(self.redis, RUN).read_all("batches")
         return {ev.BatchRecord.FromString(message.data).step for message in messages}
+
+    async def training(self) -> bool:
+        """The trainer says that a step is under way."""
+        for entry in await Registry(self.redis, RUN).list("trainer"):
+            with contextlib.suppress(MusterError):
+                async with rpc.channel(entry.address) as channel:
+                    stub: TrainerServiceAsyncStub = TrainerServiceStub(channel)
+                    with rpc.calling("status of the trainer"):
+                        request = tr.GetTrainerStatusRequest()
+                        at = await stub.GetTrainerStatus(request, timeout=5.0)
+                if at.phase == tr.TRAINER_PHASE_TRAINING:
+                    return True
+        return False
 
     async def status(self, name: str) -> pb.GetReplicaStatusResponse | None:
         """None while it is not there."""
