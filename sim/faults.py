@@ -210,8 +210,8 @@ def _brings(kind: Kind, who: str, other: str = "", *, at: str = _BUSY, span: flo
     return Fault(kind, 0.0, who, other, span_s=span, at_state=at)
 
 
-def _cut(who: str, other: str, at: str = _BUSY) -> Fault:
-    return _brings(Kind.PARTITION, who, other, at=at, span=_BROUGHT_S)
+def _cut(who: str, other: str, at: str = _BUSY, span: float = _BROUGHT_S) -> Fault:
+    return _brings(Kind.PARTITION, who, other, at=at, span=span)
 
 
 # Ways to bring a state about; each fault of one waits for a state in which it has an effect.
@@ -226,7 +226,8 @@ _BRINGS: dict[str, tuple[tuple[Fault, ...], ...]] = {
     ),
     "replica old": (
         (_brings(Kind.REPLICA_OLD, "inference"),),
-        (_cut("trainer", "replica-0", "trainer training"),),
+        # For longer than a replica that is well may stay behind.
+        (_cut("trainer", "replica-0", "trainer training", 2 * _BROUGHT_S),),
     ),
     # It announces itself, and does not answer.
     "replica silent": ((_cut("router", "replica-0"),), (_cut("router", "replica-1"),)),

@@ -4,8 +4,9 @@ Owns: the choice of what is sent, the replicas that missed it, the PUBLISHED rec
 publication at a time, and one that was begun ends (its deadline bounds it): were it cut for a newer
 version, a trainer that is quicker than the line would leave all replicas with the oldest for ever.
 What follows it is the newest version; those between are superseded and never sent. So to each
-replica versions come in order. A version is sent after its record is written, and the next one is
-begun after the PUBLISHED record of the one before. Does not cover: how weights travel
+replica versions come in order. A version is sent after its record is written, and none is begun
+while any record is still to be written: not before the PUBLISHED record of the one before, nor
+before a restarted store has all of them again. Does not cover: how weights travel
 (muster/transfer), what the trainer does meanwhile (schedule.py).
 """
 
@@ -41,7 +42,8 @@ class _Sending(Value, frozen=True):
 
 class Outgoing:
     """See the module. To be read: `sending` (version under way), `behind` (versions made whose
-    publication has not ended), `missed` (by replica).
+    publication has not ended), `missed` (by replica). To be set: `to_write` (records asked for that
+    are not written).
 
     A replica that keeps failing is tried ever more seldom, at last every `MISSED_DUES_MAX`
     ReplicasDue; a new version is tried at once.
@@ -53,6 +55,7 @@ class Outgoing:
         self._waiting: dict[int, tuple[float, float]] = {}  # version → when made, busy until then
         self._sending: _Sending | None = None
         self._dues = 0  # ReplicasDue so far
+        self.to_write = 0
 
     @property
     def sending(self) -> int | None:
@@ -81,7 +84,7 @@ class Outgoing:
         return self._begin(now)
 
     def _begin(self, now: float) -> list[Command]:
-        if self._sending is not None or self._newest is None:
+        if self._sending is not None or self._newest is None or self.to_write:
             return []
         record = self._newest
         skipped = tuple(name for name, known in self.missed.items() if self._dues < known.again)
@@ -116,9 +119,8 @@ class Outgoing:
     def recorded(self, version: int, now: float) -> list[Command]:
         """A version's PUBLISHED record is written: what is next."""
         sent = self._sending
-        if sent is None or not sent.over or sent.record.version != version:
-            return []
-        self._sending = None
+        if sent is not None and sent.over and sent.record.version == version:
+            self._sending = None
         return self.next(now)
 
     def _note_missed(self, reports: Sequence[ReplicaReport], skipped: Sequence[str]) -> None:

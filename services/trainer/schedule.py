@@ -152,8 +152,11 @@ class TrainerMachine:
     def handle(self, event: TrainerEvent, now: float) -> list[Command]:
         """Commands that follow from `event`. `now`: seconds, steady."""
         self._now = now
+        self.outgoing.to_write -= isinstance(event, VersionRecorded)
         commands = [] if self.phase is Phase.STOPPED else self._handlers[type(event)](event)
-        self._recorded.extend(c for c in commands if isinstance(c, RecordVersion))
+        records = [c for c in commands if isinstance(c, RecordVersion)]
+        self.outgoing.to_write += len(records)
+        self._recorded.extend(records)
         return commands
 
     def _on_started(self, event: Started) -> list[Command]:
@@ -281,18 +284,20 @@ class TrainerMachine:
         return [RecordVersion(event.record)]
 
     def _on_recorded(self, event: VersionRecorded) -> list[Command]:
-        """Of a version that is new here, or that has become durable; the others stand already."""
+        """Of a version that is new here, or that has become durable; or written once more."""
         record = self._unrecorded
         if event.stage is Stage.PUBLISHED:
             return self.outgoing.recorded(event.version, self._now)
-        if record is None or (record.version, record.stage) != (event.version, event.stage):
-            return []
-        self._unrecorded = None
-        self.outgoing.made(record, self._now, self._busy_s())
+        new = record is not None and (record.version, record.stage) == (event.version, event.stage)
+        if record is not None and new:
+            self._unrecorded = None
+            self.outgoing.made(record, self._now, self._busy_s())
         if self.phase is Phase.STARTING:
             return []  # Register follows
         publish = self.outgoing.next(self._now)
-        durable = record.stage is Stage.DURABLE
+        if not new:
+            return publish
+        durable = event.stage is Stage.DURABLE
         return [*publish, *([self._acknowledge()] if durable else self._go_on())]
 
     def _halt(self, problem: str = "", way_out: str = "") -> list[Command]:

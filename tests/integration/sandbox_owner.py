@@ -159,9 +159,9 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-async def begun(mark: str) -> None:
-    """Until a process of that mark is there."""
-    assert await asyncio.to_thread(_until, lambda: bool(marked(mark)))
+async def begun(mark: str, count: int = 1) -> None:
+    """Until so many processes of that mark are there."""
+    assert await asyncio.to_thread(_until, lambda: len(marked(mark)) >= count)
 
 
 async def ended(mark: str) -> None:

@@ -44,6 +44,7 @@ async def test_a_box_goes_on_with_files_session_and_background_processes(
     async with owner(folder) as first:
         await first.box("a", "mine")
         await first.step("a", 0, f"echo 7 > f; mkdir d; cd d; export X=1; sleep {mark} & :")
+        await begun(mark)
         (process,) = marked(mark)
         await first.kill()
     async with owner(folder) as second:
@@ -203,6 +204,7 @@ async def test_a_successor_killed_during_the_handover_hands_it_on(folder: Path, 
         for name in ("a", "b"):
             await first.box(name, "mine")
             await first.step(name, 0, f"sleep {mark} & :")
+        await begun(mark, 2)
         processes = marked(mark)
         await first.kill()
     for _ in range(3):

@@ -35,9 +35,10 @@ def begun(
 def waiting(step: int = 0, **of: int) -> s.TrainerMachine:
     """A machine that waits for a lease after `step`."""
     machine = begun(VersionRecord(step, step - 1, "d", "c"), step=step, **of)
-    machine.handle(s.Published((), 1), 0.0)
+    followed = machine.handle(s.Published((), 1), 0.0)
     assert machine.phase is s.Phase.WAITING
-    machine.handle(s.VersionRecorded(step, Stage.PUBLISHED), 0.0)
+    if any(isinstance(command, s.RecordVersion) for command in followed):
+        machine.handle(s.VersionRecorded(step, Stage.PUBLISHED), 0.0)
     return machine
 
 

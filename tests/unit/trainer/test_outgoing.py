@@ -82,6 +82,27 @@ def test_the_next_version_is_begun_when_the_record_of_the_one_before_is_written(
     assert machine.handle(s.VersionRecorded(1, Stage.PUBLISHED), 0.0) == [s.Publish(2, 1)]
 
 
+def test_nothing_is_sent_until_a_restarted_store_has_all_records_again() -> None:
+    machine = waiting(step=3)
+    again = machine.handle(s.ServerRestarted(), 0.0)
+    stages = [c.record.stage for c in again if isinstance(c, s.RecordVersion)]
+    assert stages == [Stage.DURABLE, Stage.PUBLISHED]
+    assert machine.handle(s.ReplicasDue(), 0.0) == []
+    machine.handle(s.VersionRecorded(3, Stage.DURABLE), 0.0)
+    assert machine.handle(s.ReplicasDue(), 0.0) == []
+    machine.handle(s.VersionRecorded(3, Stage.PUBLISHED), 0.0)
+    assert machine.handle(s.ReplicasDue(), 0.0) == [s.Publish(3, 2)]
+
+
+def test_a_version_that_waited_for_records_to_be_written_again_is_sent_after_the_last() -> None:
+    machine = waiting(step=3, checkpoint_every=9)
+    machine.handle(s.BatchLeased(4), 0.0)
+    machine.handle(s.ServerRestarted(), 0.0)
+    assert seal(machine, 4) == []
+    assert machine.handle(s.VersionRecorded(3, Stage.DURABLE), 0.0) == []
+    assert machine.handle(s.VersionRecorded(3, Stage.PUBLISHED), 0.0) == [s.Publish(4, 3)]
+
+
 def test_versions_made_while_one_is_sent_are_superseded_by_the_newest() -> None:
     """The one under way is never cut, and no version between is sent."""
     machine = overlapping(ahead_max=3)
