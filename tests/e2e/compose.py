@@ -17,135 +17,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-GROUPS, SIBLINGS = 4, 4
-ROUTER = "127.0.0.1:7411"
-_UP_S, _JOB_S, _CALL_S = 1200.0, 1500.0, 120.0
-SERVICES = ("redis", "readybank", "router", "sandbox", "inference", "trainer")
+from tests.e2e.compose_project import (
+    ROOT,
+    SERVICES,
+    SIBLINGS,
+    Failed,
+    Line,
+    Project,
+    Skipped,
+    build,
+    compose_command,
+    docker,
+    project,
+    say,
+)
 
-
-class Skipped(Exception):
-    """Why nothing can be tried here."""
-
-
-class Failed(Exception):
-    """What was not as promised."""
-
-
-def compose_command() -> list[str]:
-    """Compose v2, else 1.29. Raises Skipped."""
-    if not shutil.which("docker"):
-        raise Skipped("there is no docker command")
-    for words in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(words[0]):
-            asked = subprocess.run([*words, "version"], capture_output=True, check=False)
-            if asked.returncode == 0:
-                return words
-    raise Skipped("there is no Compose (docker compose, or docker-compose 1.29)")
-
-
-class Project:
-    """One project of compose: its containers, network and volumes carry its name."""
-
-    def __init__(self, name: str, **variables: str):
-        self.name = name
-        self.compose = [*compose_command(), "-p", name]
-        self.environment = dict(os.environ, ROUTER_AT=ROUTER, **variables)
-        self.seconds: dict[str, float] = {}
-
-    def run(self, *words: str, within_s: float = _CALL_S, check: bool = True) -> str:
-        """A command of compose; its output. Raises Failed with its last lines."""
-        call = [*self.compose, *words]
-        done = subprocess.run(
-            call, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False,
-            timeout=within_s, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        if check and done.returncode:
-            raise Failed(f"{' '.join(call)}: {(done.stdout + done.stderr)[-1500:]}")
-        return done.stdout
-
-    def up(self, *more: str) -> None:
-        begin = time.monotonic()
-        self.run("up", "-d", "--no-build", *more, within_s=_UP_S)
-        self.seconds["up"] = round(time.monotonic() - begin, 1)
-
-    def ids(self, service: str) -> list[str]:
-        return self.run("ps", "-q", service).split()
-
-    def command(self, *words: str) -> tuple[int, str]:
-        """`muster …` in a container of its own beside the services."""
-        call = [*self.compose, "run", "--rm", "-T", "client", *words]
-        done = subprocess.run(
-            call, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False,
-            timeout=_CALL_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        return done.returncode, done.stdout + done.stderr
-
-    def submit(self, groups: int = GROUPS) -> subprocess.Popen[str]:
-        """From this machine, through the published port; follows the job to its end."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "muster.cli.main", "submit", "tasks/", "--groups", str(groups),
-             "--group-size", str(SIBLINGS), "--router", ROUTER, "--wait", "--json"],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True, env=_plain(),
-        )  # fmt: skip
-
-    def down(self) -> None:
-        self.run("down", "-v", "--remove-orphans", "-t", "60", within_s=_JOB_S)
-
-    def left(self) -> list[str]:
-        """What of this project is still there."""
-        found = []
-        for kind, listing in (
-            ("container", ["ps", "-aq"]),
-            ("network", ["network", "ls", "-q"]),
-            ("volume", ["volume", "ls", "-q"]),
-        ):
-            label = f"label=com.docker.compose.project={self.name}"
-            found += [f"{kind} {one}" for one in docker(*listing, "--filter", label).split()]
-        return found + [f"cgroup {path}" for path in _cgroups()]
-
-
-def _plain() -> dict[str, str]:
-    """The environment without settings of Muster: the client on the machine needs none."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
-
-
-def _cgroups() -> list[str]:
-    """Boxes' groups below an engine's: they go with the container."""
-    found = []
-    for folder, names, _ in os.walk("/sys/fs/cgroup"):
-        if "/docker/" in folder:
-            found += [f"{folder}/{name}" for name in names if name.startswith("muster-")]
-    return found
-
-
-def docker(*words: str) -> str:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Failed(f"docker {' '.join(words)}: {done.stderr[-500:]}")
-    return done.stdout
-
-
-def followed(job: subprocess.Popen[str], seen: Callable[[dict[str, Any]], None]) -> None:
-    """Read a job's progress to its end; `seen` gets each line. Raises Failed."""
-    assert job.stdout is not None
-    with job:
-        for text in job.stdout:
-            seen(json.loads(text))
-    if job.returncode:
-        raise Failed(f"muster submit ended with status {job.returncode}")
+GROUPS = 4  # of a batch
+_GROUPS_MAX = 12 * GROUPS  # that a story submits until it has found its moments
+_PUBLISHED_S = 120.0
 
 
 def audited(project: Project) -> dict[str, Any]:
@@ -156,6 +54,7 @@ def audited(project: Project) -> dict[str, Any]:
         raise Failed(f"muster audit: {text[-1500:]}")
     found: dict[str, Any]
     found, _ = json.JSONDecoder().raw_decode(text, start)
+    project.tell("muster audit: clean")
     return found
 
 
@@ -178,13 +77,14 @@ print("TURNS", json.dumps({
     "hosts": collections.Counter(turn.host for turn in turns if turn.host),
     "attempts": collections.Counter(turn.key.attempt for turn in turns),
     "restored": len(record.restored),
-    "versions": [v.version for v in record.versions],
+    "published": {v.version: [p.replica for p in v.publications if not p.error]
+                  for v in record.versions if v.published},
 }))
 """
 
 
 def recorded(project: Project) -> dict[str, Any]:
-    """Where trained turns came from. Raises Failed."""
+    """Where trained turns came from, and where versions went to. Raises Failed."""
     status, text = project.command("python", "-c", _TURNS)
     line = next((one for one in text.splitlines() if one.startswith("TURNS ")), "")
     if status or not line:
@@ -201,35 +101,20 @@ def trained(totals: dict[str, Any], groups: int) -> None:
         raise Failed(f"groups, trained, open: {told}, not {groups}, {groups}, 0")
 
 
-@contextmanager
-def project(name: str, keep: bool, **variables: str) -> Iterator[Project]:
-    """Taken down at the end, with its logs told when something failed."""
-    one = Project(name, **variables)
-    one.down()
-    try:
-        yield one
-    except Exception:
-        say(one.run("logs", "--tail", "30", check=False)[-12_000:])
-        raise
-    finally:
-        if not keep:
-            one.down()
-            if left := one.left():
-                raise Failed(f"left after down -v: {left}")
-
-
 def whole(keep: bool) -> dict[str, Any]:
     """A job of four groups from the machine: one optimizer step, one publication."""
     with project("muster-whole", keep) as one:
         one.up()
         begin = time.monotonic()
-        followed(one.submit(), lambda line: None)
+        one.submit(GROUPS).follow(lambda line: None)
         seconds = round(time.monotonic() - begin, 1)
         totals = audited(one)
         trained(totals, GROUPS)
-        turns = recorded(one)
-        if 1 not in turns["versions"]:
-            raise Failed(f"no version was published: {turns['versions']}")
+        # The job ends with its groups' fates; the replicas' answers are recorded after that.
+        until = time.monotonic() + _PUBLISHED_S
+        while not (turns := recorded(one))["published"].get("1"):
+            if time.monotonic() > until:
+                raise Failed(f"version 1 reached no replica: {turns['published']}")
         return {"seconds": one.seconds | {"job": seconds}, "totals": totals["totals"], **turns}
 
 
@@ -237,60 +122,89 @@ def scaled(keep: bool) -> dict[str, Any]:
     """Two of each while a job runs, without a restart of the router; then one of each killed."""
     with project("muster-scaled", keep, COMPOSE_PROFILES="cpu", SETTINGS=_small()) as one:
         one.up()
-        router = one.ids("router")
+        router = one.started("router")
+        old = [one.ids(service)[0] for service in ("inference", "sandbox")]
         groups = 3 * GROUPS
         job = one.submit(groups)
         one.up("--no-recreate", "--scale", "inference=2", "--scale", "sandbox=2")
-        if one.ids("router") != router:
-            raise Failed("the router was replaced by scaling")
-        doomed = [one.ids(service)[0] for service in ("inference", "sandbox")]
-        victims: list[str] = []
+        opened: list[int] = []  # groups of the job when two of each served
+        killed: list[str] = []
 
-        def at(line: dict[str, Any]) -> None:
-            # Both have had work in a trained batch, and episodes of the next one run.
-            busy = line.get("episodes_running", 0) >= SIBLINGS
-            if victims or not busy or line.get("groups_trained", 0) < GROUPS:
+        def at(line: Line) -> None:
+            if not opened:
+                if one.healthy() == len(SERVICES) + 2:
+                    opened.append(line["groups_opened"])
+                    one.tell("two replicas and two hosts serve")
                 return
+            # A group that was opened since then is trained, and episodes of the next batch run.
+            shared = line["groups_trained"] > opened[0]
+            if killed or not shared or line["episodes_running"] < SIBLINGS:
+                return
+            one.tell(f"SIGKILL to the first replica and host, {line['episodes_running']} episodes")
             # A container that is killed by hand is not started again: its work goes to the other.
-            docker("kill", "-s", "KILL", *doomed)
-            victims.extend(doomed)
+            docker("kill", "-s", "KILL", *old)
+            killed.extend(old)
 
-        followed(job, at)
+        job.follow(at)
+        while not killed:  # a fast machine is through before a second engine has loaded
+            if groups >= _GROUPS_MAX:
+                raise Failed(f"no moment for the kill in {groups} groups")
+            opened[:] = [0] if opened else []
+            one.submit(2 * GROUPS).follow(at)
+            groups += 2 * GROUPS
+        if one.started("router") != router:
+            raise Failed("the router was replaced, or started again")
         totals = audited(one)
         trained(totals, groups)
         turns = recorded(one)
         for kind in ("replicas", "hosts"):
             if len(turns[kind]) < 2:
                 raise Failed(f"trained turns came from one of the {kind} only: {turns[kind]}")
-        if not victims:
-            raise Failed("the job was over before anything was killed")
-        return {"killed": victims, "totals": totals["totals"], **turns}
+        return {"killed": killed, "totals": totals["totals"], **turns}
 
 
 def rolling(keep: bool) -> dict[str, Any]:
-    """Each service is restarted once, one after the other, while a job runs."""
+    """Each service is restarted once under load, when all serve again after the one before."""
     with project("muster-rolling", keep, COMPOSE_PROFILES="cpu", SETTINGS=_small()) as one:
         one.up()
         took: dict[str, float] = {}
         waiting = [*SERVICES]
-        turns_at = [0]
-        groups = 4 * GROUPS
+        turns: list[int] = []  # of the job when all served
 
-        def at(line: dict[str, Any]) -> None:
-            if not waiting or line.get("turns", 0) < turns_at[0] + SIBLINGS:
-                return  # there is work between two restarts
+        def at(line: Line) -> None:
+            if not waiting:
+                return
+            if not turns:
+                if one.healthy() == len(SERVICES):
+                    turns.append(line["turns"])
+                return
+            if not loaded(waiting[0], line, turns[0]):
+                return
+            turns.clear()
             service = waiting.pop(0)
-            begin = time.monotonic()
-            one.run("restart", "-t", "30", service, within_s=_UP_S)
-            took[service] = round(time.monotonic() - begin, 1)
-            turns_at[0] = line["turns"]
+            one.tell(f"restart {service}, {line['episodes_running']} episodes running")
+            took[service] = one.restart(service)
+            one.tell(f"restarted in {took[service]:.0f} s")
 
-        followed(one.submit(groups), at)
-        if waiting:
-            raise Failed(f"the job was over before these were restarted: {waiting}")
+        groups = 0
+        while waiting:
+            if groups >= _GROUPS_MAX:
+                raise Failed(f"no moment under load in {groups} groups to restart: {waiting}")
+            one.submit(2 * GROUPS).follow(at)
+            turns.clear()
+            groups += 2 * GROUPS
         totals = audited(one)
         trained(totals, groups)
         return {"seconds": one.seconds | took, "totals": totals["totals"], **recorded(one)}
+
+
+def loaded(service: str, line: Line, turns: int) -> bool:
+    """Whether a restart is felt: episodes run and have made turns since all served (`turns`), or
+    the trainer has a whole batch in its hands; while it has, no episode need run."""
+    if service == "trainer":
+        fates = line["groups_trained"] + line["groups_filtered"]
+        return bool(line["groups_complete"] - fates >= GROUPS)
+    return bool(line["episodes_running"] > 0 and line["turns"] >= turns + SIBLINGS)
 
 
 def _small() -> str:
@@ -311,16 +225,6 @@ STORIES: dict[str, Callable[[bool], dict[str, Any]]] = {
 }
 
 
-def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - the answer
-
-
-def _build() -> None:
-    one = Project("muster-build")
-    for service in ("router", "model"):  # base, cpu
-        one.run("build", service, within_s=3 * _UP_S)
-
-
 def _ready() -> None:
     """Raises Skipped."""
     compose_command()
@@ -328,6 +232,21 @@ def _ready() -> None:
         docker("version", "--format", "{{.Server.Version}}")
     except Failed as error:
         raise Skipped(f"no Docker Engine answers: {error}") from error
+
+
+def tried(name: str, keep: bool) -> dict[str, Any]:
+    """A story, told; what it found, or {"failed": why}."""
+    say(f"== {name}: {STORIES[name].__doc__}")
+    begin = time.monotonic()
+    try:
+        found, told = STORIES[name](keep), "ok"
+    except (Failed, subprocess.TimeoutExpired) as error:
+        found, told = {"failed": str(error)}, f"FAILED: {error}"
+    else:
+        for what, value in found.items():
+            say(f"          {what}: {json.dumps(value)}")
+    say(f"== {name}: {told} ({time.monotonic() - begin:.0f} s)\n")
+    return found
 
 
 def main() -> int:
@@ -341,25 +260,18 @@ def main() -> int:
     options = parser.parse_args()
     try:
         _ready()
+        if options.build:
+            build()
     except Skipped as reason:
         say(f"skipped: {reason}")
         return 0
-    found: dict[str, Any] = {}
-    status = 0
-    if options.build:
-        _build()
-    for name in options.only or STORIES:
-        begin = time.monotonic()
-        try:
-            found[name] = STORIES[name](options.keep)
-            told = "ok"
-        except (Failed, subprocess.TimeoutExpired) as error:
-            found[name], told, status = {"failed": str(error)}, f"FAILED: {error}", 1
-        say(f"{name}: {told} ({time.monotonic() - begin:.0f} s)")
-        say(json.dumps(found[name]))
+    except (Failed, subprocess.TimeoutExpired) as error:
+        say(f"no images: {error}")
+        return 1
+    found = {name: tried(name, options.keep) for name in options.only or STORIES}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return status
+    return 1 if any("failed" in one for one in found.values()) else 0
 
 
 if __name__ == "__main__":
