@@ -63,6 +63,15 @@ def test_health_is_asked_where_a_service_listens_and_by_its_name(tmp_path: Path)
         assert (probe["port"], probe["service"]) == (PORTS[role], names[role])
 
 
+def test_the_first_service_that_starts_from_an_image_makes_it() -> None:
+    """Else `docker-compose up` of 1.29 on a new checkout asks a registry for muster:base."""
+    made: set[str] = set()
+    for name, service in compose()["services"].items():
+        if "build" in service:
+            made.add(service["image"])
+        assert name == "redis" or service["image"] in made, name
+
+
 @pytest.mark.parametrize("role", FIVE)
 def test_a_service_has_no_more_rights_than_it_needs(role: str) -> None:
     service = compose()["services"][role]
