@@ -4,7 +4,8 @@ Owns: reading, merging, and the errors of it. Promise: an unknown key is refused
 known name, a wrong value names its field, value and what would be right; the result is frozen.
 Sections of services are found through the entry-point group `muster.sections`.
 
-Environment: MUSTER_<KEY> for top-level keys, MUSTER_<SECTION>__<KEY> for the others.
+Environment: MUSTER_<KEY> for top-level keys, MUSTER_<SECTION>__<KEY> for the others; MUSTER_CONFIG
+names the file where a command is given none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from muster.errors import ConfigError
 
 S = TypeVar("S", bound="Section")
+FILE = "MUSTER_CONFIG"
 
 
 class Section(BaseModel):
@@ -125,11 +127,16 @@ class Config(Section):
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Read `path` (None: defaults), apply MUSTER_* variables, check all sections.
+    """Read `path` (None: what MUSTER_CONFIG names, else defaults), apply MUSTER_* variables, check
+    all sections.
 
     Raises ConfigError naming the field, the value and the way out.
     """
-    raw = _read(path) if path else {}
+    if path:
+        raw = _read(path, "--config")
+    else:
+        named = environ.get(FILE, "")
+        raw = _read(Path(named), FILE) if named else {}
     kinds = {e.name: e.load() for e in entry_points(group="muster.sections")}
     via = _overlay(raw, environ, kinds)
     known = [k for k in Config.model_fields if k != "sections"]
@@ -143,23 +150,23 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     return config.model_copy(update={"sections": sections, "state_dir": absolute})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, field: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            "there is no such file", field="--config", value=path, way_out="name a TOML file"
+            "there is no such file", field=field, value=path, way_out="name a TOML file"
         ) from None
     except OSError as error:
         raise ConfigError(
             f"cannot be read: {error.strerror}",
-            field="--config",
+            field=field,
             value=path,
             way_out="name a TOML file that this user may read",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"not valid TOML: {error}", field="--config", value=path, way_out="mend that line"
+            f"not valid TOML: {error}", field=field, value=path, way_out="mend that line"
         ) from error
 
 
@@ -180,7 +187,7 @@ def _overlay(
     return via
 
 
-_NOT_CONFIGURATION = ("MUSTER_TEST_", "MUSTER_CACHE")  # of the tests, and of set-up
+_NOT_CONFIGURATION = ("MUSTER_TEST_", "MUSTER_CACHE", FILE)  # of the tests, and of set-up
 _TOP_SECTIONS: dict[str, type[Section]] = {
     "redis": RedisConfig,
     "model": ModelConfig,

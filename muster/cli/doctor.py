@@ -60,7 +60,7 @@ def doctor(
 
 
 def _checks(path: Path | None, roles: Sequence[str] | None) -> Iterator[Check]:
-    from muster.config import load_config
+    from muster.config import FILE, load_config
     from muster.doctor import ok, problem
     from muster.errors import ConfigError
 
@@ -71,7 +71,8 @@ def _checks(path: Path | None, roles: Sequence[str] | None) -> Iterator[Check]:
         where = f"{error.field} = {error.value!r}: {error.problem}"
         yield problem("configuration", where, error.way_out or "mend it")
         return
-    yield ok("configuration", str(path) if path else "defaults and MUSTER_* variables")
+    read = str(path or os.environ.get(FILE) or "defaults")
+    yield ok("configuration", f"{read} and MUSTER_* variables")
     yield from _given(config, asked)
     config = _with_running(config)
     seen: list[Seen] = []

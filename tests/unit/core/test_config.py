@@ -36,6 +36,18 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     assert config.section("trainer", TrainerConfig).epochs == 3
 
 
+def test_a_variable_names_the_file_where_a_command_is_given_none(tmp_path: Path) -> None:
+    named = tmp_path / "named.toml"
+    named.write_text('run = "named"\n', "utf-8")
+    environ = {"MUSTER_CONFIG": str(named)}
+    assert load_config(None, environ).run == "named"
+    assert load_config(None, {**environ, "MUSTER_RUN": "above"}).run == "above"
+    assert load(tmp_path, 'run = "given"', **environ).run == "given"
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load_config(None, {"MUSTER_CONFIG": str(tmp_path / "none.toml")})
+    assert caught.value.field == "MUSTER_CONFIG"
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     config = load(
         tmp_path,

@@ -103,6 +103,14 @@ def test_the_keepers_filter_denies_all_that_boxes_are_denied_but_what_makes_them
     assert set(rule["names"]) == set(DENIED) - KEEPERS
 
 
+def test_commands_inside_read_what_the_services_read() -> None:
+    """A setting here would stand above SETTINGS, and above the file that the services read."""
+    client = compose()["services"]["client"]
+    [named] = client["environment"]
+    assert named.partition("=")[0] == "MUSTER_CONFIG"
+    assert named.partition("=")[2] in compose()["services"]["router"]["command"]
+
+
 def test_variables_are_told_in_the_file_of_variables() -> None:
     used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text("utf-8")))
     told = set(re.findall(r"^#?(\w+)=", (ROOT / ".env").read_text("utf-8"), re.MULTILINE))
