@@ -230,7 +230,7 @@ def _gpus(facts: MachineFacts, config: Config) -> Iterator[Check]:
         return
     if gpus.devices and not gpus.cuda:
         yield problem("gpu.build", f"{gpus.devices} GPUs, and a build of torch without CUDA",
-                      'pip install "muster-rl[gpu]"; in containers --profile gpu')  # fmt: skip
+                      'pip install "muster-rl[gpu]"; in containers COMPOSE_PROFILES=gpu')  # fmt: skip
     elif gpus.cuda and not gpus.seen:
         yield problem(
             "gpu.visible",
