@@ -7,6 +7,7 @@ is told as such and never taken for well. Does not cover: what it means (the doc
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import shutil
@@ -99,7 +100,7 @@ async def look_at_fleet(config: Config) -> list[Seen]:
 def look_at_machine(config: Config, roles: Sequence[str], seen: Sequence[Seen]) -> MachineFacts:
     """This machine, as far as these roles need it."""
     state = config.state_dir
-    there = next(p for p in (state, *state.parents) if p.exists())
+    there = next(p for p in (state, *state.parents) if os.path.exists(p))
     packages = tuple(sorted({d.name.lower() for d in distributions()}))
     model, model_way_out = _model(config, roles)
     return MachineFacts(
@@ -178,8 +179,12 @@ def _ports(config: Config, roles: Sequence[str], seen: Sequence[Seen]) -> Iterat
         host, _, port = listen.rpartition(":")
         if listen.startswith("unix:") or not port.isdigit():
             continue
-        taken = port != "0" and port not in ours and _taken(host.strip("[]"), int(port))
-        yield Port(role, listen, taken)
+        if port == "0" or port in ours:
+            yield Port(role, listen)
+            continue
+        error = _refused(host.strip("[]"), int(port))
+        taken = error is not None and error.errno == errno.EADDRINUSE
+        yield Port(role, listen, taken, "" if taken or error is None else str(error.strerror))
 
 
 def _running(seen: Sequence[Seen]) -> tuple[str, ...]:
@@ -188,16 +193,16 @@ def _running(seen: Sequence[Seen]) -> tuple[str, ...]:
     return tuple(sorted({one.entry.kind for one in seen if one.entry.host == here}))
 
 
-def _taken(host: str, port: int) -> bool:
+def _refused(host: str, port: int) -> OSError | None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((host, port))
             trial.listen(1)
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            return error
+    return None
 
 
 def _remote(url: str) -> bool:
@@ -210,8 +215,8 @@ def _stored(config: Config) -> str:
     if getattr(section, "transport", "") != "stored":
         return ""
     folder = Path(str(getattr(section, "transport_folder", "")))
-    if not folder.is_dir():
-        return f"{folder} is no folder"
+    if not os.path.isdir(folder):
+        return f"{folder} is no folder that this user sees"
     return "" if os.access(folder, os.W_OK) else f"{folder} cannot be written by this user"
 
 

@@ -26,11 +26,12 @@ _COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
 class Port(Value, frozen=True):
-    """A fixed port that a role listens on; taken: something else has it."""
+    """A fixed port that a role listens on; taken: something else has it; unfit: why else not."""
 
     role: str
     listen: str
     taken: bool = False
+    unfit: str = ""
 
 
 class Gpus(Value, frozen=True):
@@ -148,6 +149,13 @@ def _ports(facts: MachineFacts) -> Iterator[Check]:
                 f"{port.listen} is taken by another process",
                 f"stop it (ss -ltnp shows it), or set {port.role}.listen to another port",
             )
+        elif port.unfit:
+            yield problem(
+                f"{port.role}.listen",
+                f"nobody can listen at {port.listen} here: {port.unfit}",
+                f'set {port.role}.listen to an address of this machine, or "0.0.0.0:PORT", and to '
+                "a port that this user may have (1024 or above)",
+            )
         elif facts.remote_redis and is_loopback(port.listen):
             yield problem(
                 f"{port.role}.listen",
@@ -229,8 +237,11 @@ def _gpus(facts: MachineFacts, config: Config) -> Iterator[Check]:
         yield problem("gpu.torch", f"torch does not load: {gpus.error}", fix)
         return
     if gpus.devices and not gpus.cuda:
-        yield problem("gpu.build", f"{gpus.devices} GPUs, and a build of torch without CUDA",
-                      'pip install "muster-rl[gpu]"; in containers COMPOSE_PROFILES=gpu')  # fmt: skip
+        yield problem(
+            "gpu.build",
+            f"{gpus.devices} GPUs, and a build of torch without CUDA",
+            'pip install "muster-rl[gpu]"; in containers COMPOSE_PROFILES=gpu',
+        )
     elif gpus.cuda and not gpus.seen:
         yield problem(
             "gpu.visible",

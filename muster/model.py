@@ -69,8 +69,15 @@ def check_model(spec: str) -> None:
 def _checked_folder(spec: str) -> Path:
     folder = Path(spec).expanduser()
     way_out = f"give the path of a Hugging Face model folder, or the word {SMOLLM2!r}"
-    if not spec.strip() or not folder.is_dir():
+    problem = "" if spec.strip() else "there is no such model folder"
+    try:
+        os.listdir(folder)
+    except PermissionError:
+        problem = "this user may not read the model folder"
+        way_out = "let it (chmod -R a+rX), or run as a user who may"
+    except OSError:
         problem = "there is no such model folder"
+    if problem:
         raise ConfigError(problem, field="model.path", value=spec, way_out=way_out)
     if missing := _missing(folder):
         problem = f"the model folder has no {' and no '.join(missing)}"

@@ -111,6 +111,9 @@ FAULTS: dict[str, tuple[Callable[[], list[Check]], str, str]] = {
     "a port is taken": (
         of_machine({"ports": (Port("router", "127.0.0.1:7400", taken=True),)}), "router.listen",
         "ss -ltnp"),
+    "an address of another machine": (
+        of_machine({"ports": (Port("router", "192.0.2.1:7400", unfit="Cannot assign"),)}),
+        "router.listen", "0.0.0.0"),
     "loopback, Redis elsewhere": (
         of_machine({"ports": (Port("sandbox", "127.0.0.1:0"),), "remote_redis": True}),
         "sandbox.listen", "0.0.0.0"),
