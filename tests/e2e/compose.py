@@ -182,7 +182,10 @@ def rolling(keep: bool) -> dict[str, Any]:
                 return
             turns.clear()
             service = waiting.pop(0)
-            one.tell(f"restart {service}, {line['episodes_running']} episodes running")
+            load = (
+                "with a batch" if service == "trainer" else f"{line['episodes_running']} episodes"
+            )
+            one.tell(f"restart {service}, {load} under way")
             took[service] = one.restart(service)
             one.tell(f"restarted in {took[service]:.0f} s")
 
