@@ -177,29 +177,29 @@ _PAIRS = (
 )
 
 
-AIMED = 12  # pairs of a kind and a state, in each seed
+AIMED = 16  # pairs of a kind and a state, in each seed
 _OFTEN = {  # how often each is tried, by how seldom it is there by itself; others: once
     "episode box": 2,
     "episode intend": 3,
     "episode record": 3,
     "episode finish": 4,
-    "episode replay": 3,
-    "lease freezing": 7,
+    "episode replay": 4,
+    "lease freezing": 14,
     "lease held": 2,
-    "lease ending": 8,
+    "lease ending": 18,
     "trainer down": 2,
-    "trainer starting": 3,
+    "trainer starting": 6,
     "trainer training": 3,
     "trainer saving": 3,
-    "trainer publishing": 2,
+    "trainer publishing": 4,
     "publication sent": 2,
     "publication partial": 3,
-    "router absent": 2,
-    "router recovering": 5,
+    "router absent": 5,
+    "router recovering": 7,
     "replica silent": 6,
-    "replica wedged": 8,
-    "replica fenced": 8,
-    "replica old": 3,
+    "replica wedged": 11,
+    "replica fenced": 12,
+    "replica old": 6,
 }
 _LATE = (Kind.ROLLBACK, Kind.REPLICA_OLD)  # without effect before the first steps
 _BROUGHT_S = 20.0  # how long what brings a state about lasts
@@ -244,7 +244,11 @@ _BRINGS: dict[str, tuple[tuple[Fault, ...], ...]] = {
     ),
     "trainer down": ((_brings(Kind.KILL, "trainer", span=5.0),), (_brings(Kind.ROLLBACK, ""),)),
     "trainer starting": ((_brings(Kind.KILL, "trainer"),), (_brings(Kind.ROLLBACK, ""),)),
-    "router absent": ((_brings(Kind.KILL, "router"),),),
+    "router absent": (
+        (_brings(Kind.KILL, "router"),),
+        # The trainer goes on calling replicas meanwhile.
+        (_brings(Kind.KILL, "router", at="publication sent", span=5.0),),
+    ),
     "router recovering": ((_brings(Kind.KILL, "router"),),),
     "lease unregistered": ((_brings(Kind.KILL, "readybank"),),),
 }
@@ -303,7 +307,7 @@ def _in_turn(seed: int, kinds: Sequence[Kind], states: Sequence[str]) -> list[tu
             (kind, state)
             for kind in of
             for state in states
-            for _ in range(_OFTEN.get(state, 1) * (2 if kind is Kind.ROLLBACK else 1))
+            for _ in range(_OFTEN.get(state, 1) * (3 if kind is Kind.ROLLBACK else 1))
         ]
         random.Random(len(pairs)).shuffle(pairs)
         count = AIMED // 2 if of is cuts else AIMED

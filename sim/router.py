@@ -240,10 +240,10 @@ class Router(Led):
                 )
 
     def _write(self, name: str, effect: Any, event: e.RouterEvent) -> None:
-        cuts = self.store.cuts
+        cuts = len(self.store.cut_at)
 
         def heard(_: Any) -> None:
-            if isinstance(event, e.EpisodeRecorded) and self.store.cuts == cuts:
+            if isinstance(event, e.EpisodeRecorded) and len(self.store.cut_at) == cuts:
                 self.acked.add(event.episode.id)
             self.feed(event)
 

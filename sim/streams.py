@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from muster.errors import Fenced, Refused
 from muster.stream_ids import id_order
 from muster.streams import Received, StreamEntry
-from sim.undo import Undo
+from sim.undo import WINDOW_S, Undo
 from sim.world import WALL_START_S, World
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Store:
         self.bits: dict[str, frozenset[int]] = {}
         self.leaders: dict[str, tuple[str, float]] = {}  # role → (who, until on the server's clock)
         self.registry: dict[str, tuple[float, str]] = {}  # KIND/ID → (beat, process name)
-        self.cuts = 0  # of its power, so far
+        self.cut_at: list[float] = []  # its power
         self.writer = ("", 0)  # role and epoch of the process whose effect this is
         self.refused = 0  # writes of former owners
         self.hears: list[Callable[[Received, StreamEntry], None]] = []
@@ -83,8 +83,12 @@ class Store:
 
     def power_cut(self, lost_s: float) -> None:
         """Undo what was written within the last `lost_s` (at most 1 s)."""
-        self.cuts += 1
+        self.cut_at.append(self.world.now)
         self.undo.take_back(lost_s)
+
+    def may_have_lost(self, since_s: float, until_s: float) -> bool:
+        """Something that was written between these two."""
+        return any(since_s <= at <= until_s + WINDOW_S for at in self.cut_at)
 
     # epochs and leaders
 

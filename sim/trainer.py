@@ -64,6 +64,7 @@ class Trainer(Led):
         self.unpublished: list[int] = []  # made in this life, and their publication has not ended
         self.batches_at: list[tuple[float, int, tuple[str, ...]]] = []  # when, step, tasks
         self.halts: list[str] = []
+        self._came: dict[int, tuple[float, float]] = {}  # batch by step: asked for, here
 
     def boot(self) -> None:
         self.epoch = 0
@@ -78,8 +79,11 @@ class Trainer(Led):
         return any(saved.record.version == version for saved in self.disk)
 
     def roll_back(self) -> bool:
-        """It dies, and its newest checkpoint is lost; only what the next older one covers."""
+        """It dies, and its newest checkpoint is lost; only what the next older one covers, and
+        the store: what a power cut took as well is nowhere, and the bank says so for good."""
         if len(self.disk) < 2 or self.disk[-2].step < self.told_oldest:
+            return False
+        if any(self.store.may_have_lost(*self._came[b.step]) for b in self.disk[-1].batches):
             return False
         self.kill(0.5)
         self.disk.pop()
@@ -248,11 +252,11 @@ class Trainer(Led):
 
     def _lease(self, step: int, then: Then) -> None:
         epoch, groups, at = self.epoch, self.model.groups_per_batch, self.wall()
-        cuts = 0
+        asked_at = 0.0
 
         def asked(call: str) -> e.LeaseAsked:
-            nonlocal cuts
-            cuts = self.store.cuts
+            nonlocal asked_at
+            asked_at = self.world.now
             return e.LeaseAsked(epoch, step, groups, call, at, self._revisions.get(step - 1))
 
         def heard(found: Any) -> None:
@@ -262,7 +266,9 @@ class Trainer(Led):
                 return
             self._batch = batch_from_pb(parts)
             self._revisions[step] = self._batch.frozen.revision
-            if self.store.cuts == cuts:  # else what it was made of may be gone: none will end it
+            self._came[step] = (asked_at, self.world.now)
+            # Else what it was made of may be gone: none will end it.
+            if all(at < asked_at for at in self.store.cut_at):
                 self.on_lease(sent, self._batch)
             tasks = tuple(t.task for t in self._batch.trajectories)
             self.batches_at.append((self.world.now, self._batch.step, tasks))
@@ -330,14 +336,8 @@ class Trainer(Led):
     def _seal(self, command: s.SealVersion, then: Then) -> None:
         self.lineage = self._grown(command.version)
         self._snapshot(command.version)
-        record = VersionRecord(
-            command.version,
-            command.parent,
-            f"d{command.version}",
-            "",
-            Stage.TRAINED,
-            command.report,
-        )
+        version, parent = command.version, command.parent
+        record = VersionRecord(version, parent, f"d{version}", "", Stage.TRAINED, command.report)
         then(s.VersionSealed(command.step, record))
 
     def _save(self, command: s.SaveCheckpoint, then: Then) -> None:
@@ -358,6 +358,7 @@ class Trainer(Led):
     def _publish(self, command: s.Publish) -> None:
         """From its snapshot, which must still be there."""
         assert self._snapshots.of(command.version) == command.version
+        epoch = self.epoch  # of this incarnation, however late a request arrives
         self.on_publish(command.version)
         names = [n for n in self.shared.listed("inference", self) if n not in command.skip]
         left = len(names)
@@ -390,7 +391,7 @@ class Trainer(Led):
                 self,
                 replica,
                 "Publish",
-                lambda respond, r=replica: r.publish(self.epoch, command.version, respond),  # type: ignore[misc]
+                lambda respond, r=replica: r.publish(epoch, command.version, respond),  # type: ignore[misc]
                 lambda found, n=name: heard(n, found),  # type: ignore[misc]
                 _CALL_S,
             )

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from redis.asyncio import Redis
 
 from muster import rpc
 from muster.client import MusterClient, Progress
 from muster.config import RedisConfig
+from muster.errors import InvalidInput
 from muster.record import RunRecord, read_record
 from muster.registry import Registry
 from muster.streams import connect
@@ -68,9 +70,10 @@ class Whole:
     state: Path
     record: RunRecord
     checkpoints: dict[int, Path]
-    scores: dict[int, Scores] = field(default_factory=dict)
+    scores: dict[int, list[Scores]] = field(default_factory=dict)  # all that were seen, by version
     cancelled: Progress | None = None
     refused_update: str = ""
+    refused_calls: list[str] = field(default_factory=list)
     after_refused_update: tuple[set[int], Scores] = (set(), [])
     trainer: tr.GetTrainerStatusResponse | None = None
     batch: str = ""
@@ -117,19 +120,20 @@ def _task_set(folder: Path) -> Path:
 async def _exercise(redis: Redis, state: Path, address: str, folder: Path) -> Whole:
     whole = Whole(state, RunRecord(RUN), {})
     async with _replica(redis) as replica, MusterClient(address) as client:
-        _, whole.scores[0] = await replica.scores()
+        await _score(replica, whole)
         job = await client.submit(
             _task_set(folder), groups=8, group_size=4, sampling=SamplingParams(temperature=0.7)
         )
         async with asyncio.timeout(WAIT_S):
-            async for progress in client.watch(job):
-                await _score_new_version(replica, whole, progress.policy_version)
-            while len(whole.scores) < 3:
-                await _score_new_version(replica, whole, 2)
-                await asyncio.sleep(0.2)
+            while 2 not in whole.scores:
+                await _score(replica, whole)
+                await asyncio.sleep(0.3)
+            async for _ in client.watch(job):
+                pass
         whole.cancelled = await _cancel_one(client, address)
         whole.refused_update = await _refused_update(redis, replica, whole)
         whole.after_refused_update = await replica.scores()
+        whole.refused_calls = await _refused_calls(redis, client, job)
         whole.trainer = await _trainer_status(redis)
         whole.batch = await _batch_explained(redis)
         [host] = await Registry(redis, RUN).list("sandbox")
@@ -148,13 +152,33 @@ async def _replica(redis: Redis) -> AsyncIterator[Replica]:
         yield Replica((entry.id, entry.address), InferenceServiceStub(channel))
 
 
-async def _score_new_version(replica: Replica, whole: Whole, expected: int) -> None:
-    """Scores under the version being served, once a version; the answer names it."""
-    if expected in whole.scores:
-        return
+async def _score(replica: Replica, whole: Whole) -> None:
+    """Scores under the version being served; the answer names it. While episodes run they depend on
+    what is computed in the same step, so those of a version are asked for until it ends: the
+    replica is idle for as long as its last batch is trained on."""
     versions, scores = await replica.scores()
     if len(versions) == 1:
-        whole.scores.setdefault(versions.pop(), scores)
+        seen = whole.scores.setdefault(versions.pop(), [])
+        seen += [scores] if scores not in seen else []
+
+
+async def _refused_calls(redis: Redis, client: MusterClient, job: str) -> list[str]:
+    """What this run has no cause for: both are answered by what is missing."""
+    refused = []
+    try:
+        await client.evaluation(job)
+    except InvalidInput as error:
+        refused.append(error.problem)
+    [entry] = await Registry(redis, RUN).list("readybank")
+    epoch = (await _trainer_status(redis)).trainer_epoch
+    given = rb.ReturnGroupsRequest(run=RUN, trainer_epoch=epoch, step=99)
+    async with rpc.channel(entry.address) as channel:
+        stub: Any = ReadyBankServiceStub(channel)
+        try:
+            await stub.ReturnGroups(given, timeout=10)
+        except grpc.aio.AioRpcError as error:
+            refused.append(error.details() or "")
+    return refused
 
 
 async def _cancel_one(client: MusterClient, address: str) -> Progress:
@@ -253,7 +277,8 @@ def test_two_versions_were_made_published_and_sampled_from(whole: Whole) -> None
 
 def test_each_publication_changed_what_the_engine_says(whole: Whole) -> None:
     assert sorted(whole.scores) == [0, 1, 2]
-    assert whole.scores[0] != whole.scores[1] != whole.scores[2]
+    for before, after in ((0, 1), (1, 2)):
+        assert not [seen for seen in whole.scores[after] if seen in whole.scores[before]]
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -268,12 +293,14 @@ async def test_the_engine_says_what_a_fresh_one_from_the_checkpoint_says(
         )
         async with Service(config, redis).running() as fresh:
             _, scores = await fresh.scores()
-    assert scores == whole.scores[version]
+    assert scores in whole.scores[version]
 
 
 def test_an_update_whose_sender_never_comes_leaves_the_served_version_alone(whole: Whole) -> None:
     assert whole.refused_update
-    assert whole.after_refused_update == ({2}, whole.scores[2])
+    versions, scores = whole.after_refused_update
+    assert versions == {2}
+    assert scores in whole.scores[2]
 
 
 def test_a_cancelled_job_is_given_up_and_its_group_has_a_fate(whole: Whole) -> None:
@@ -321,5 +348,6 @@ def test_every_call_of_the_contract_was_made(whole: Whole) -> None:
         for method in service.methods
     }
     served = {span["name"] for span in _spans(whole)}
-    assert len(wanted) == 29
+    assert len(wanted) == 31
     assert wanted - served == set()
+    assert len(whole.refused_calls) == 2

@@ -22,8 +22,10 @@ from redis.asyncio import Redis
 from safetensors.torch import load_file, save_file
 
 from muster import codec, rpc
+from muster.config import RedisConfig
 from muster.model import ensure_model
 from muster.registry import Registry
+from muster.streams import connect
 from muster.transfer import manifest as weights
 from muster.transfer.publisher import ReplicaPublication, publish
 from muster.transfer.snapshot import Snapshot
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 TEXTS = (tuple(range(100, 160)), tuple(range(5000, 5100, 3)), tuple([42] * 20))
 START_S, STOP_S = 300.0, 10.0
+TOKENS = 1500  # of a reply into which a publication comes
 
 
 class Redises:
@@ -161,8 +164,7 @@ async def test_weights_arrive_survive_a_restart_and_leave_nothing(
     spec = os.environ.get("MUSTER_TEST_MODEL", "smollm2-135m-instruct")
     base = ensure_model(spec, Path(".muster/cache"))
     before = shared_memory()
-    async with Redises.running(tmp_path) as url:
-        redis = Redis.from_url(url)
+    async with Redises.running(tmp_path) as url, connect(RedisConfig(url=url)) as redis:
         config = tmp_path / "muster.toml"
         config.write_text(
             f'state_dir = "{tmp_path}"\nredis.url = "{url}"\nmodel.path = "{base}"\n'
@@ -175,14 +177,14 @@ async def test_weights_arrive_survive_a_restart_and_leave_nothing(
             base_versions, base_scores = await replica.scores()
             assert base_versions == {0}
 
-            running = replica.generate(300)
+            running = replica.generate(TOKENS)
             await anext(aiter(running))  # type: ignore[call-overload]
             report = await replica.publish(changed, 1)
             assert report.error == ""
             record_property("publication", str(report))
             spans = [codec.spans_from_pb(m.finish.spans) async for m in running][-1]  # type: ignore[attr-defined]
             switch = spans[0].end
-            assert spans == (VersionSpan(0, 0, switch, 0), VersionSpan(1, switch, 300, 1))
+            assert spans == (VersionSpan(0, 0, switch, 0), VersionSpan(1, switch, TOKENS, 1))
 
             versions, scores = await replica.scores()
             assert versions == {1}
@@ -212,5 +214,4 @@ async def test_weights_arrive_survive_a_restart_and_leave_nothing(
 
             assert await service.stop(signal.SIGKILL) == -signal.SIGKILL
             await until(lambda: service.processes() == [], STOP_S)
-        await redis.aclose()
     assert shared_memory() <= before
