@@ -10,6 +10,7 @@ import torch
 
 from muster.errors import Unavailable
 from muster.transfer import group as transport
+from muster.transfer import manifest as weights
 from muster.transfer.receiving import Staging, receive
 from muster.transfer.snapshot import Snapshot
 
@@ -61,6 +62,17 @@ def test_one_flipped_bit_is_noticed_and_named(name: str) -> None:
     other.tensors()[name].view(torch.uint8).view(-1)[-1] ^= 1
     with pytest.raises(Unavailable, match=f"{name}: the bytes that arrived"):
         sent(snapshot, other.stream)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_could_not_be_checked_is_not_taken_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(piece: torch.Tensor, entry: object) -> str:
+        raise ImportError("no module to hash with")
+
+    monkeypatch.setattr(weights, "wrong_bytes", broken)
+    snapshot = Snapshot.take(STATE, version=1, parent=0)
+    with pytest.raises(Unavailable, match="embed could not be checked: ImportError: no module"):
+        sent(snapshot, snapshot.stream)
 
 
 def test_the_next_version_is_received_into_the_same_memory() -> None:
