@@ -27,7 +27,7 @@ class Settled(Value, frozen=True):
 
 async def settle(llm: Any, load: LoadMeter, active: ActiveRequests, finish_s: float) -> Settled:
     """Right before the pause. No new request may come meanwhile where they are to end."""
-    before, lost = load.started(), 0
+    before, hand, lost = load.started(), set(load.names()), 0
     match active:
         case ActiveRequests.FINISH:
             await load.emptied(finish_s)
@@ -39,8 +39,8 @@ async def settle(llm: Any, load: LoadMeter, active: ActiveRequests, finish_s: fl
             return Settled(kept=before)
         case ActiveRequests.RECOMPUTE:
             return Settled(recomputed=before)
-    left = load.started()
-    ended = before - left
+    # Not by those that have begun to sample: one that waited for its turn may do so meanwhile.
+    left, ended = load.started(), len(hand.difference(load.names()))
     if active is ActiveRequests.ABORT:
         return Settled(aborted=ended, recomputed=left, tokens_lost=lost)
     return Settled(finished=ended, recomputed=left)
