@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from muster.clock import monotonic
 from muster.errors import InvalidInput, Unavailable
 from muster.transfer.manifest import buckets
 from muster.types import Value
@@ -25,6 +26,7 @@ from muster.types import Value
 BUCKET_BYTES = 32 << 20  # part of the protocol: ranks that differ would tear the stream
 BACKENDS = ("gloo", "nccl")
 _HANG_UPS, _HANG_UP_S = 10, 0.2
+_LEAST_S = 0.01  # limits are whole milliseconds, and 0 would be none
 
 
 class GroupSpec(Value, frozen=True):
@@ -87,10 +89,11 @@ class WeightGroup:
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        options.timeout = datetime.timedelta(seconds=self.spec.timeout_s)
+        ends = monotonic() + self.spec.timeout_s
         try:
             for slot in buckets(stream.numel(), BUCKET_BYTES):
                 piece = stream[slot.start : slot.end]
+                options.timeout = _left(ends)
                 self._group.broadcast([piece], options).wait()
                 if passed is not None:
                     passed(slot.end)
@@ -109,6 +112,14 @@ class WeightGroup:
             abort()
         self._group = None
         self._store = None
+
+
+def _left(ends: float) -> datetime.timedelta:
+    """Of the limit for all buckets together: none of a transfer that crawls need ever be late."""
+    left = ends - monotonic()
+    if left <= 0:
+        raise RuntimeError("it was not through when its time was over")
+    return datetime.timedelta(seconds=max(left, _LEAST_S))
 
 
 def ahead_s(sent: int, seconds: float, bytes_per_s: float) -> float:

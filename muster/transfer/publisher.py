@@ -236,7 +236,7 @@ class _Job:
         began, most = monotonic(), self._settings.bytes_per_s
 
         def pace(sent: int) -> None:
-            time.sleep(transport.ahead_s(sent, monotonic() - began, most))
+            time.sleep(min(self.left(), transport.ahead_s(sent, monotonic() - began, most)))
 
         try:
             group.broadcast(self._stream, pace if most else None)

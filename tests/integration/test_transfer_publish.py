@@ -113,6 +113,21 @@ async def test_a_replica_that_cannot_be_reached_costs_only_itself() -> None:
         assert world.served() == {"one": (State.SERVING, 1)}
 
 
+async def test_a_rate_that_is_too_low_for_the_deadline_leaves_no_thread_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster.transfer.group.BUCKET_BYTES", 1000)
+    async with fleet(one=Script()) as world:
+        slow = replace(SETTINGS, bytes_per_s=10.0, timeout_s=1.0)  # minutes for these weights
+
+        reports = await world.publish(77, settings=slow)
+
+        assert not reports["one"].serving
+        for sending in [t for t in threading.enumerate() if t.name == "send-77"]:
+            sending.join(10.0)
+            assert not sending.is_alive()
+
+
 @pytest.mark.parametrize("failing", ["prepare", "receive", "apply"])
 async def test_a_replica_that_misses_what_another_serves_is_fenced_until_it_has_it(
     failing: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -123,3 +124,34 @@ def test_hanging_up_on_one_meeting_leaves_other_connections_alone() -> None:
 def test_who_is_ahead_of_the_rate_waits_and_who_is_behind_does_not() -> None:
     assert group.ahead_s(3000, 1.0, 1000.0) == 2.0
     assert group.ahead_s(3000, 5.0, 1000.0) == 0.0
+
+
+def test_a_transfer_that_crawls_is_over_in_time_though_no_bucket_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(group, "monotonic", lambda: now[0])
+    monkeypatch.setattr(group, "BUCKET_BYTES", 100)
+    meeting = Meeting("127.0.0.1", 2, timeout_s=5)
+    trainer = spec(meeting, size=2, timeout_s=2.0)
+    through: list[int] = []
+
+    def receive() -> None:
+        joined = join(msgspec.structs.replace(trainer, rank=1))
+        with contextlib.suppress(Unavailable):
+            joined.broadcast(torch.zeros(1000, dtype=torch.uint8))
+        joined.close()
+
+    def crawl(sent: int) -> None:
+        through.append(sent)
+        now[0] += 0.75
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    joined = join(trainer, store=meeting.store)
+    with pytest.raises(Unavailable, match="not through when its time was over"):
+        joined.broadcast(torch.zeros(1000, dtype=torch.uint8), crawl)
+    joined.close()
+    thread.join()
+
+    assert through == [100, 200, 300]
