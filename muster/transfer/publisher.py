@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = telemetry.logger("muster.transfer")
 _POLL_S, _POLL_SENT_S = 0.05, 0.002  # a replica answers between two steps of its engine
-
+_Opened = tuple[transport.Meeting, transport.GroupSpec]
 _GRACE_S = 2.0  # after the deadline, for telling those that failed
 STORED = "stored"
 
@@ -74,9 +74,7 @@ class ReplicaPublication(Value, frozen=True):
     replica: str
     address: str
     error: str = ""
-    latency_s: float = (
-        0.0  # weights ready until it said that it serves them: resumed, canary passed
-    )
+    latency_s: float = 0.0  # weights ready until it said that it serves them: canary passed
     pause_s: float = 0.0
     token_gap_s: float = 0.0
     receive_s: float = 0.0
@@ -179,7 +177,7 @@ class _Job:
                     await self._read_and_commit(links)
                 else:
                     ready = await self._prepare(links)
-                    if all(link.error is None for link in links):
+                    if ready and all(link.error is None for link in links):
                         await self._send_and_commit(links, *ready)
                     else:
                         left = [(k.name, k.address) for k in links if k.error is None]
@@ -193,10 +191,8 @@ class _Job:
         went wrong, if anything did."""
         # Another run's versions have other numbers, and may be read right now.
         root, keep = Path(self._settings.folder) / self._run, self._settings.stored_kept
-
         try:
-            folder = await stored.put(snapshot, root, keep=keep, timeout_s=self.left())
-            self._folder = str(folder)
+            self._folder = str(await stored.put(snapshot, root, keep=keep, timeout_s=self.left()))
         except Unavailable as error:
             return error
         return None
@@ -208,9 +204,14 @@ class _Job:
         sent.set_result(None)
         await _all([link.stage_and_commit(sent) for link in links if link.error is None])
 
-    async def _prepare(self, links: list[_Link]) -> tuple[transport.Meeting, transport.GroupSpec]:
+    async def _prepare(self, links: list[_Link]) -> _Opened | None:
         size, left = len(links) + 1, self.left()
-        meeting = transport.Meeting(self._settings.host, size, timeout_s=left)
+        try:
+            meeting = transport.Meeting(self._settings.host, size, timeout_s=left)
+        except MusterError as error:
+            for link in links:
+                link._failed(error)
+            return None
         spec = transport.GroupSpec(
             backend=self._settings.backend,
             host=meeting.host,

@@ -128,6 +128,14 @@ async def test_a_rate_that_is_too_low_for_the_deadline_leaves_no_thread_behind(
             assert not sending.is_alive()
 
 
+async def test_an_address_that_the_trainer_does_not_have_is_in_every_report() -> None:
+    async with fleet(one=Script(), two=Script()) as world:
+        reports = await world.publish(1, settings=replace(SETTINGS, host="192.0.2.1"))
+
+        assert ["transfer.host" in r.error for r in reports.values()] == [True, True]
+        assert world.served() == {"one": (State.SERVING, 0), "two": (State.SERVING, 0)}
+
+
 @pytest.mark.parametrize("failing", ["prepare", "receive", "apply"])
 async def test_a_replica_that_misses_what_another_serves_is_fenced_until_it_has_it(
     failing: str,
