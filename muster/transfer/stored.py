@@ -12,6 +12,7 @@ import asyncio
 import os
 import re
 import shutil
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from typing import Any
 import msgspec
 
 from muster.background import in_daemon
+from muster.clock import monotonic
 from muster.errors import InvalidInput, Unavailable
 from muster.tensor_files import as_os_error
 from muster.transfer import manifest as weights
+from muster.transfer.group import ahead_s
 from muster.transfer.receiving import Staging
 from muster.transfer.snapshot import Snapshot
 from muster.types import Value
@@ -33,10 +36,12 @@ _WRITING = ".writing-"
 
 
 class StoredSpec(Value, frozen=True):
-    """Where a version lies, as the replica sees it, and how long reading it may take (seconds)."""
+    """Where a version lies, as the replica sees it, how long reading it may take (seconds), and how
+    fast it may be read (0: no bound)."""
 
     folder: str
     timeout_s: float
+    bytes_per_s: float = 0.0
 
 
 def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> Path:
@@ -102,7 +107,8 @@ async def put(snapshot: Snapshot, root: Path, *, keep: int, timeout_s: float) ->
 def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Staging) -> Any:
     """The version's stream, verified, in memory of `staging`; whoever gets it gives it back.
 
-    Raises InvalidInput for a folder outside `root`, Unavailable for one that is not that version.
+    Raises InvalidInput for a folder outside `root`, Unavailable for one that is not that version or
+    is not read in time.
     """
     folder = Path(spec.folder).resolve()
     if not folder.is_relative_to(root.resolve()):
@@ -121,9 +127,11 @@ def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Stag
     slots, total = weights.layout(manifest.tensors)
     stream = staging.take(total)
     place = {s.name: (s, slot) for s, slot in zip(manifest.tensors, slots, strict=True)}
-    wrong = ""
+    wrong, read, began = "", 0, monotonic()
     try:
         for name, tensor in _read(folder):
+            _pace(spec, read, monotonic() - began)
+            read += tensor.nbytes
             entry, slot = place.pop(name)
             piece = stream[slot.start : slot.end]
             piece.copy_(weights.raw(tensor))
@@ -189,6 +197,15 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _pace(spec: StoredSpec, read: int, seconds: float) -> None:
+    """Between two tensors. Raises OSError when the time is over: who goes on reading then has the
+    next one that is sent beside it."""
+    if seconds >= spec.timeout_s:
+        raise TimeoutError("it was not read when its time was over")
+    if spec.bytes_per_s:
+        time.sleep(min(spec.timeout_s - seconds, ahead_s(read, seconds, spec.bytes_per_s)))
 
 
 def _broken(folder: Path, why: str) -> Unavailable:

@@ -70,7 +70,8 @@ def source_from_pb(request: pb.PrepareWeightUpdateRequest) -> Source:
         case "group":
             return group_from_pb(request.group)
         case "stored":
-            return StoredSpec(request.stored.folder, request.stored.deadline_s)
+            folder, limit_s = request.stored.folder, request.stored.deadline_s
+            return StoredSpec(folder, limit_s, request.bytes_per_s)
     raise InvalidInput(
         "it says nowhere to take the weights from",
         field="source",

@@ -125,8 +125,8 @@ class TrainerConfig(Section):
     """With transport "stored": versions are written below this folder, each run's in a folder with
     its name, and engines read them below their inference.stored_root, under the same path."""
     transport_bytes_per_s: float = Field(0.0, ge=0)
-    """Most that sending takes from the line, per group; 0: no bound. For lines that rollouts use,
-    too."""
+    """Most that sending takes from the line, per group (stored: that each replica's reading does);
+    0: no bound. For lines that rollouts use, too."""
     active_requests: Literal["finish", "abort", "keep", "recompute"] = "recompute"
     """What becomes of requests that run when engines put new weights in place: they end first, are
     aborted and asked again, go on over KV of the older version (their tokens say so and are left

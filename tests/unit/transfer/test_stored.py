@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from muster.transfer import stored
 from muster.transfer.receiving import Staging
 from muster.transfer.snapshot import Snapshot
 from muster.transfer.stored import StoredSpec
+from muster.transfer.wire import source_from_pb
+from muster.v1 import inference_pb2 as pb
 
 STATE = {
     "embed": torch.arange(3000, dtype=torch.bfloat16).reshape(30, 100),
@@ -115,6 +118,48 @@ def test_a_shard_that_is_gone_is_noticed(tmp_path: Path) -> None:
     (folder / "00001.safetensors").unlink()
     with pytest.raises(Unavailable, match="head is missing"):
         stored.load(made.manifest, spec(folder), tmp_path, Staging())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds; it moves by what is waited, and by a second for each tensor that is read."""
+    now, read = [0.0], stored._read
+
+    def slowly(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+        for found in read(folder):
+            now[0] += 1.0
+            yield found
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(stored, "_read", slowly)
+    monkeypatch.setattr(stored, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", wait)
+    return now
+
+
+def test_a_disk_that_crawls_is_given_up_in_time(tmp_path: Path, clock: list[float]) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    with pytest.raises(Unavailable, match="not read when its time was over"):
+        stored.load(made.manifest, StoredSpec(str(folder), 1.5), tmp_path, Staging())
+    assert clock == [2.0]
+
+
+def test_reading_keeps_to_a_rate(tmp_path: Path, clock: list[float]) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    spec = StoredSpec(str(folder), 1e6, bytes_per_s=100.0)
+    stored.load(made.manifest, spec, tmp_path, Staging())
+    before_the_last = sum(t.nbytes for t in made.manifest.tensors[:2])
+    assert clock[0] >= before_the_last / 100.0
+
+
+def test_a_replica_hears_of_the_rate() -> None:
+    stored_weights = pb.StoredWeights(folder="f", deadline_s=10.0)
+    request = pb.PrepareWeightUpdateRequest(stored=stored_weights, bytes_per_s=5.0)
+    assert source_from_pb(request) == StoredSpec("f", 10.0, 5.0)
 
 
 def test_another_version_is_not_taken_for_it(tmp_path: Path) -> None:
