@@ -51,7 +51,7 @@ class VersionSender:
         manifest, seat = version.manifest, self._seat
         with reaching_redis():
             entries = await seat.registry.list("inference")
-        stale, serving = await look(
+        stale, serving, left_alone = await look(
             entries, manifest.version, skip=skip, timeout_s=self._transfer.call_timeout_s
         )
         found = await publish(
@@ -61,6 +61,7 @@ class VersionSender:
             replicas=stale,
             settings=self._transfer,
             serving=serving,
+            left_alone=left_alone,
         )
         told = self.tries.took((item.replica, item.serving) for item in found)
         for item in found:

@@ -99,14 +99,16 @@ async def publish(
     replicas: Sequence[tuple[str, str]],
     settings: TransferSettings | None = None,
     serving: int = 0,
+    left_alone: int = 0,
     passing: Passing = _pass,
 ) -> list[ReplicaPublication]:
     """Bring a version (exactly the tensors of the checkpoint) to all replicas, side by side.
 
     replicas: (id, gRPC address); one report each, in that order. A replica that fails is fenced
     when another one took the version, or serves it already (`serving`: how many others do, which
-    hold it for the quorum too); else all go on with what they serve. Raises Fenced if a newer
-    trainer has been seen by a replica; everything else is in the reports.
+    hold it for the quorum too; `left_alone`: how many others do not hold it and are not tried now);
+    else all go on with what they serve. Raises Fenced if a newer trainer has been seen by a
+    replica; everything else is in the reports.
     """
     settings = settings or TransferSettings()
     began = monotonic()
@@ -115,7 +117,8 @@ async def publish(
     stream, made = snapshot.stream, snapshot.manifest
     if settings.backend == "nccl":
         stream = await asyncio.to_thread(stream.cuda)
-    quorum = Quorum(len(replicas) + serving, settings.quorum, holding=serving)
+    everyone = len(replicas) + serving + left_alone
+    quorum = Quorum(everyone, settings.quorum, holding=serving, failed=left_alone)
     job = _Job(run, trainer_epoch, made, stream, settings, began, passing, quorum)
     # A group per replica where the transport is point to point anyway: failures stay apart.
     together = [list(replicas)] if settings.backend == "nccl" else [[r] for r in replicas]
@@ -163,15 +166,8 @@ class _Job:
         """One group: all members or, after some failed to prepare, the others in a new group."""
         while members:
             async with AsyncExitStack() as channels:
-                links = [
-                    _Link(
-                        self,
-                        name,
-                        address,
-                        await channels.enter_async_context(rpc.channel(address)),
-                    )
-                    for name, address in members
-                ]
+                enter = channels.enter_async_context
+                links = [_Link(self, n, at, await enter(rpc.channel(at))) for n, at in members]
                 left: list[tuple[str, str]] = []
                 if self._folder:
                     await self._read_and_commit(links)

@@ -14,11 +14,12 @@ from muster.errors import Unavailable
 
 
 class Quorum:
-    """Of `replicas`; `share` of them must hold the version, 0: nobody waits. `holding`: so many of
-    them serve it already and are not asked."""
+    """Of `replicas`; `share` of them must hold the version, 0: nobody waits. Not asked are those of
+    them that serve it already (`holding`) and those that failed before (`failed`)."""
 
-    def __init__(self, replicas: int, share: float, *, holding: int = 0):
-        self._open, self._needed = replicas - holding, math.ceil(replicas * share - 1e-9)
+    def __init__(self, replicas: int, share: float, *, holding: int = 0, failed: int = 0):
+        self._needed = math.ceil(replicas * share - 1e-9)
+        self._open = replicas - holding - failed
         self._share, self._holding = share, holding
         self._told: set[str] = set()
         self._over = asyncio.Event()

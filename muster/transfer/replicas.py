@@ -20,30 +20,35 @@ from muster.v1.inference_pb2_grpc import InferenceServiceStub
 if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
-_TAKES_WEIGHTS = (pb.REPLICA_STATE_SERVING, pb.REPLICA_STATE_FENCED)
+_SERVING = pb.REPLICA_STATE_SERVING
+_TAKES_WEIGHTS = (_SERVING, pb.REPLICA_STATE_FENCED)
 
 
 async def look(
     entries: Sequence[Entry], version: int, *, skip: Collection[str] = (), timeout_s: float
-) -> tuple[list[tuple[str, str]], int]:
-    """(id, address) of each listed replica that is to be sent `version`, and how many serve it.
+) -> tuple[list[tuple[str, str]], int, int]:
+    """(id, address) of each listed replica that is to be sent `version`, how many serve it, and how
+    many miss it and are left alone.
 
-    skip: ids that are left out unless they serve it. A replica that is starting or draining takes
-    none. timeout_s: of each question.
+    skip: ids that are left alone; but not while another one serves the version and they say that
+    they serve another: they are to take it, or be fenced. A replica that is starting or draining
+    takes none. timeout_s: of each question.
     """
     async with asyncio.TaskGroup() as tasks:
         looks = [tasks.create_task(_look(entry, timeout_s), name=entry.id) for entry in entries]
     states = [task.result() for task in looks]
+    serving = sum(_serves(at, version) for at in states)
+    missing = [(e, at) for e, at in zip(entries, states, strict=True) if _misses(at, version)]
     stale = [
         (entry.id, entry.address)
-        for entry, at in zip(entries, states, strict=True)
-        if entry.id not in skip and _misses(at, version)
+        for entry, at in missing
+        if entry.id not in skip or (serving and at is not None and at.state == _SERVING)
     ]
-    return stale, sum(_serves(at, version) for at in states)
+    return stale, serving, len(missing) - len(stale)
 
 
 def _serves(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:
-    return at is not None and at.version == version and at.state == pb.REPLICA_STATE_SERVING
+    return at is not None and at.version == version and at.state == _SERVING
 
 
 def _misses(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:

@@ -124,8 +124,10 @@ class Outgoing:
         return self.next(now)
 
     def _note_missed(self, reports: Sequence[ReplicaReport], skipped: Sequence[str]) -> None:
-        """One that was tried without a report has gone, or serves the version."""
-        kept = {name: self.missed[name] for name in skipped if name in self.missed}
+        """One that was tried without a report has gone, or serves the version; one that was to be
+        left alone was tried all the same if it has a report."""
+        untried = {*skipped} - {report.replica for report in reports}
+        kept = {name: missed for name, missed in self.missed.items() if name in untried}
         for report in reports:
             if report.error:
                 known = self.missed.get(report.replica)

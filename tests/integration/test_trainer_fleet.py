@@ -99,6 +99,37 @@ async def test_dead_peers_cost_one_deadline_together_and_others_nothing(
         assert took < 3.0 + 2.0 + 1.0 + 4.0  # deadline, telling, looking; and a slow machine
 
 
+async def test_who_is_left_alone_for_a_while_is_fenced_once_another_serves_the_version(
+    redis: Redis, run: str
+) -> None:
+    async with replicas(redis, run) as world:
+        mine = fleet(redis, run)
+        mine.take(state(1.0), 1, 0)
+        full = await world.start("full", Script(fail=frozenset({"receive"})))
+        assert (await mine.publish(1, 0)).serving == 0
+        assert full.driver.replica.state is State.SERVING  # nobody had it, so it goes on
+
+        await world.start("late", Script())
+        await mine.publish(1, 0, skip=["full"])
+        await mine.publish(1, 0, skip=["full"])  # the next look
+
+        assert full.driver.replica.state is State.FENCED
+
+
+async def test_who_is_left_alone_counts_for_the_quorum(redis: Redis, run: str) -> None:
+    async with replicas(redis, run) as world:
+        mine = fleet(redis, run, quorum=1.0)
+        mine.take(state(1.0), 1, 0)
+        await world.start("full", Script(fail=frozenset({"receive"})))
+        await mine.publish(1, 0)
+
+        late = await world.start("late", Script())
+        done = await mine.publish(1, 0, skip=["full"])
+
+        assert "1 replicas hold the version, 2 are needed" in done.reports[0].error
+        assert late.driver.replica.version == 0
+
+
 class Stalled:
     """Peers that are announced, accept connections and say nothing."""
 

@@ -51,7 +51,7 @@ class InferenceFleet:
         assert snapshot.manifest.parent == parent, "a version with two parents"
         with reaching_redis():
             entries = await self._registry.list("inference")
-        stale, serving = await look(
+        stale, serving, left_alone = await look(
             entries, version, skip=skip, timeout_s=self._transfer.call_timeout_s
         )
         if not stale:
@@ -63,6 +63,7 @@ class InferenceFleet:
             replicas=stale,
             settings=self._transfer,
             serving=serving,
+            left_alone=left_alone,
             passing=lambda where: failpoints.at(_POINTS[where]),
         )
         reports = [_report(item) for item in found]

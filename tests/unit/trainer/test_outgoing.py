@@ -50,6 +50,16 @@ def test_one_that_was_left_out_is_not_forgotten_when_time_passes_meanwhile() -> 
     assert machine.missed["a"].tries == 2
 
 
+def test_one_that_was_to_be_left_out_and_took_it_all_the_same_misses_nothing() -> None:
+    machine = begun()
+    failing(machine, "a")
+    machine.handle(s.ReplicasDue(), 0.0)
+    failing(machine, "a")  # again at the third
+    assert machine.handle(s.ReplicasDue(), 0.0) == [s.Publish(0, -1, ("a",))]
+    machine.handle(s.Published((ReplicaReport("a"),), 1), 0.0)
+    assert machine.missed == {}
+
+
 def overlapping(ahead_max: int = 1) -> s.TrainerMachine:
     """Step 1 is sealed and on its way, and step 2 is being trained."""
     machine = waiting(ahead_max=ahead_max, checkpoint_every=9)
