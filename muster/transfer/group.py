@@ -15,6 +15,7 @@ import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from muster.types import Value
 BUCKET_BYTES = 32 << 20  # part of the protocol: ranks that differ would tear the stream
 BACKENDS = ("gloo", "nccl")
 _HANG_UPS, _HANG_UP_S = 10, 0.2
+_POLL_S = 0.001  # nccl, for the end of a bucket
 _LEAST_S = 0.01  # limits are whole milliseconds, and 0 would be none
 
 
@@ -94,7 +96,10 @@ class WeightGroup:
             for slot in buckets(stream.numel(), BUCKET_BYTES):
                 piece = stream[slot.start : slot.end]
                 options.timeout = _left(ends)
-                self._group.broadcast([piece], options).wait()
+                work = self._group.broadcast([piece], options)
+                work.wait()
+                if self.spec.backend == "nccl":
+                    _through(work, ends)
                 if passed is not None:
                     passed(slot.end)
         except RuntimeError as error:
@@ -112,6 +117,13 @@ class WeightGroup:
             abort()
         self._group = None
         self._store = None
+
+
+def _through(work: Any, ends: float) -> None:
+    """nccl's `wait` makes the device wait, not the caller: whoever closed the group now would cut
+    off what is on its way, and whoever looked at the bytes would see old ones."""
+    while not work.is_completed():
+        time.sleep(min(_POLL_S, _left(ends).total_seconds()))
 
 
 def _left(ends: float) -> datetime.timedelta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import threading
 
@@ -64,6 +65,51 @@ def test_a_rank_that_leaves_breaks_the_transfer() -> None:
 
     with pytest.raises(Unavailable, match="broke off"):
         joined.broadcast(torch.zeros(4 * BUCKET_BYTES, dtype=torch.uint8))
+
+
+class OnDevice:
+    """A process group as nccl's: `wait` makes the device wait and returns at once."""
+
+    def __init__(self, looks: int):
+        self.left = looks  # until it is through
+        self.aborted_early = False
+
+    def broadcast(self, tensors: object, options: object) -> OnDevice:
+        del tensors, options
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def is_completed(self) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+    def abort(self) -> None:
+        self.aborted_early = self.left > 0
+
+
+def on_device(looks: int, timeout_s: float) -> tuple[OnDevice, group.WeightGroup]:
+    device = OnDevice(looks)
+    named = GroupSpec("nccl", "127.0.0.1", 1, 0, 2, "run/1/a", timeout_s)
+    return device, group.WeightGroup(named, device, None)
+
+
+def test_bytes_on_a_device_have_left_when_the_broadcast_is_over() -> None:
+    device, joined = on_device(looks=3, timeout_s=20.0)
+    joined.broadcast(torch.zeros(100, dtype=torch.uint8))
+    joined.close()
+
+    assert not device.aborted_early
+
+
+def test_a_device_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count()
+    monkeypatch.setattr(group, "monotonic", lambda: float(next(now)))
+    _, joined = on_device(looks=1000, timeout_s=20.0)
+
+    with pytest.raises(Unavailable, match="not through when its time was over"):
+        joined.broadcast(torch.zeros(100, dtype=torch.uint8))
 
 
 def test_nobody_listens() -> None:
