@@ -179,7 +179,9 @@ class AsyncPublisher:
                 f"these are not the weights of version {seat.version}, which this trainer resumes",
                 field="model",
                 value=digest[:12],
-                way_out="load the weights of the checkpoint that you resume from",
+                way_out="load the weights of the checkpoint that you resume from; if you did, they "
+                "were not published when it was acknowledged: resume from the one before, and "
+                "publish before you acknowledge",
             )
         self._records = VersionRecords(seat)
         self._sender = VersionSender(seat, self._transfer)
