@@ -153,7 +153,7 @@ class TrainerConfig(Section):
 
 
 def check(mine: TrainerConfig, sections: Mapping[str, Section]) -> None:
-    """What holds between settings, also the bank's. Raises ConfigError."""
+    """What holds between settings, also the bank's and the replicas'. Raises ConfigError."""
     if mine.transport == "none" and mine.policy != "fake":
         raise ConfigError(
             "engines would go on with the first model for ever",
@@ -176,6 +176,15 @@ def check(mine: TrainerConfig, sections: Mapping[str, Section]) -> None:
             field="trainer.transport_folder",
             value=mine.transport_folder,
             way_out='name one that trainer and engines share, with trainer.transport = "stored"',
+        )
+    replicas = sections.get("inference")
+    longest = replicas.model_dump().get("receive_timeout_s") if replicas else None
+    if longest is not None and mine.publish_deadline_s > longest:
+        raise ConfigError(
+            "replicas let no transfer last that long, so each would refuse every version",
+            field="trainer.publish_deadline_s",
+            value=mine.publish_deadline_s,
+            way_out=f"set it to {longest:g} at most, or raise inference.receive_timeout_s",
         )
     bank = sections.get("readybank")
     bound = bank.model_dump().get("unacknowledged_max") if bank else None

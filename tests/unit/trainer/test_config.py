@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.errors import ConfigError
+from services.inference.config import InferenceConfig
 from services.readybank.config import ReadyBankConfig
 from services.trainer.adapters.torch_policy import TorchSettings, settings_of
 from services.trainer.config import TrainerConfig, check
@@ -16,6 +17,13 @@ def test_steps_between_checkpoints_fit_what_the_bank_leases() -> None:
     check(TrainerConfig(checkpoint_every=4), {"readybank": bank})
     with pytest.raises(ConfigError, match=r"trainer\.checkpoint_every = .5.*set it to 4 at most"):
         check(TrainerConfig(checkpoint_every=5), {"readybank": bank})
+
+
+def test_a_publication_lasts_no_longer_than_replicas_allow() -> None:
+    replicas = InferenceConfig(receive_timeout_s=600.0)
+    check(TrainerConfig(publish_deadline_s=600.0), {"inference": replicas})
+    with pytest.raises(ConfigError, match=r"trainer\.publish_deadline_s = .*set it to 600 at most"):
+        check(TrainerConfig(publish_deadline_s=601.0), {"inference": replicas})
 
 
 def test_weights_that_are_trained_are_sent() -> None:
