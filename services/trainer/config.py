@@ -55,8 +55,8 @@ class TrainerConfig(Section):
     the bank puts others in their place. 0: none ever does."""
 
     micro_batch_tokens: int = Field(512, ge=16, le=1 << 20)
-    """Tokens per forward pass: bounds memory. One longer sequence makes a pass of its own. On a CPU
-    a row that fits its caches is quickest (512); a GPU wants 8192 or more."""
+    """Tokens per forward pass: bounds memory. One longer sequence makes a pass of its own. A row
+    that fits the processor's caches is quickest."""
     logit_rows: int = Field(256, ge=1, le=1 << 16)
     """Sampled tokens whose logits over the whole vocabulary exist at one time."""
     vocabulary_chunk: int = Field(16384, ge=16, le=1 << 22)
