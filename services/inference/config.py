@@ -65,8 +65,8 @@ class InferenceConfig(Section):
     start_timeout_s: float = Field(300.0, gt=0)
     """Longest start of the engine, until its canary has passed."""
     stall_s: float = Field(120.0, gt=0)
-    """Longest time without a token from any running request, updates apart; then the replica serves
-    nothing more and the service ends with an error, so that its supervisor starts it anew. Above
-    the longest prefill."""
+    """Longest time without a token from any running request, updates apart, and without an answer
+    to a verb of an update; then the replica serves nothing more and the service ends with an error,
+    so that its supervisor starts it anew. Above the longest prefill."""
     isolate: bool = True
     """Own PID and mount namespaces (as root), so nothing outlives the service."""

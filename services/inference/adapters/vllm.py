@@ -69,7 +69,7 @@ class VllmEngine:
         self._taking.set()
         self._floors = Floors()
         self._broken = False
-        self._wedged = False  # an apply did not come to its end: only a restart helps
+        self._wedged = False  # an apply or a verb did not come to its end: only a restart helps
         self._meter = TokenMeter()
         self._load = LoadMeter()
         self._canaries = 0
@@ -228,12 +228,12 @@ class VllmEngine:
             "stored": as_json(source) if isinstance(source, StoredSpec) else "",
             "stored_root": self._config.stored_root,
         }
-        async with self._alive("prepare"):
+        async with self._answers("prepare"):
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
 
     async def update_status(self) -> UpdateStatus:
         """See Engine."""
-        async with self._alive("update status"):
+        async with self._answers("update status"):
             answers = await self._llm.collective_rpc("muster_update_status")
         if answers[0] is None:
             return UpdateStatus()
@@ -335,7 +335,7 @@ class VllmEngine:
 
     async def abort_update(self) -> None:
         """See Engine."""
-        async with self._alive("abort update"):
+        async with self._answers("abort update"):
             await self._llm.shutdown_weight_transfer_engine()
 
     async def shutdown(self) -> None:
@@ -361,6 +361,22 @@ class VllmEngine:
                 "the last update did not end well; nothing is served",
                 way_out="publish a version again in full",
             )
+
+    @asynccontextmanager
+    async def _answers(self, what: str) -> AsyncIterator[None]:
+        """A verb that is answered between two steps; an engine that answers none has wedged."""
+        limit = self._config.stall_s
+        try:
+            async with self._alive(what), asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            self._wedged = True
+            raise Unavailable(
+                f"{what}: the engine gave no answer within {limit:g} s",
+                field="inference.stall_s",
+                value=limit,
+                way_out="restart this replica",
+            ) from None
 
     @asynccontextmanager
     async def _alive(self, what: str) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ vLLM carries an exception of its worker to the caller is not.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -104,12 +105,12 @@ class DirectLlm:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, config: InferenceConfig | None = None) -> None:
         from services.inference.adapters.vllm import VllmEngine
 
         self.model = Tiny()
         self.llm = DirectLlm(self.model)
-        self.engine = VllmEngine("nowhere", InferenceConfig())
+        self.engine = VllmEngine("nowhere", config or InferenceConfig())
         self.engine._llm = self.llm
         self.replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
         self.replica.started(0)
@@ -191,5 +192,26 @@ async def test_an_apply_that_does_not_end_makes_the_engine_dead() -> None:
 
         with pytest.raises(Unavailable, match="fenced"):
             await driver.commit("main", 1, 1)
+
+        assert not world.engine.alive()
+
+
+@pytest.mark.parametrize("verb", ["collective_rpc", "shutdown_weight_transfer_engine"])
+async def test_an_engine_that_answers_no_verb_is_dead_and_holds_nobody_up(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(*given: object) -> None:
+        await asyncio.Event().wait()
+
+    world = World(InferenceConfig(stall_s=0.01))
+    monkeypatch.setattr(world.llm, verb, silent)
+    async with world.driver as driver, asyncio.timeout(20.0):
+        asked = (
+            driver.commit("main", 1, 1)
+            if verb == "collective_rpc"
+            else driver.abort_update("main", 1, 1, fence=False)
+        )
+        with pytest.raises(Unavailable, match="no answer"):
+            await asked
 
         assert not world.engine.alive()
