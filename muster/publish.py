@@ -185,7 +185,8 @@ class AsyncPublisher:
             )
         self._records = VersionRecords(seat)
         self._sender = VersionSender(seat, self._transfer)
-        self._line = VersionLine(await self._records.known(), seat.version, digest)
+        served = await self._sender.newest()
+        self._line = VersionLine(await self._records.known(), seat.version, digest, served)
         record = _record(self._snapshot, seat.step)
         if seat.parent == NO_PARENT:
             record.ClearField("step")

@@ -25,10 +25,10 @@ class Known(Value, frozen=True):
 class VersionLine:
     """The versions of a run, as one trainer grows them. `current` is what its weights are."""
 
-    def __init__(self, known: Mapping[int, Known], current: int, digest: str):
-        """digest: of the trainer's weights. Raises Refused when the run knows others as `current`,
-        or not that version at all."""
-        self._newest = max([current, *known])
+    def __init__(self, known: Mapping[int, Known], current: int, digest: str, served: int = 0):
+        """digest: of the trainer's weights. served: the highest version that a replica serves: its
+        record may be lost. Raises Refused when the run knows other weights as `current`."""
+        self._newest = max([current, served, *known])
         self.current, self.digest = current, digest
         recorded = known.get(current)
         if recorded is not None and recorded.digest != digest:

@@ -14,7 +14,7 @@ from muster.errors import Unavailable
 from muster.seat import Seat
 from muster.streams import reaching_redis
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
-from muster.transfer.replicas import look
+from muster.transfer.replicas import look, newest
 from muster.transfer.snapshot import Snapshot
 from muster.types import Value
 from muster.version_line import Tries
@@ -42,6 +42,12 @@ class VersionSender:
     def __init__(self, seat: Seat, transfer: TransferSettings):
         self._seat, self._transfer = seat, transfer
         self.tries = Tries()
+
+    async def newest(self) -> int:
+        """The highest version that a replica says it serves. Raises Unavailable."""
+        with reaching_redis():
+            entries = await self._seat.registry.list("inference")
+        return await newest(entries, timeout_s=self._transfer.call_timeout_s)
 
     async def bring(self, version: Snapshot, skip: Collection[str] = ()) -> Published:
         """To every listed replica that serves another one, but those in `skip`.

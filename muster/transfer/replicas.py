@@ -1,8 +1,8 @@
 """Which replicas of a run are to be sent a version.
 
-Owns: `look`. Promise: a replica that serves the version already is left alone, so publishing again
-is free; one that does not answer is listed all the same: it may only have been slow, and the
-publication fails it, and fences it. Does not cover: the transfer (publisher.py).
+Owns: `look`, `newest`. Promise: a replica that serves the version already is left alone, so
+publishing again is free; one that does not answer is listed all the same: it may only have been
+slow, and the publication fails it, and fences it. Does not cover: the transfer (publisher.py).
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ async def look(
     they serve another: they are to take it, or be fenced. A replica that is starting or draining
     takes none. timeout_s: of each question.
     """
-    async with asyncio.TaskGroup() as tasks:
-        looks = [tasks.create_task(_look(entry, timeout_s), name=entry.id) for entry in entries]
-    states = [task.result() for task in looks]
+    states = await _ask(entries, timeout_s)
     serving = sum(_serves(at, version) for at in states)
     missing = [(e, at) for e, at in zip(entries, states, strict=True) if _misses(at, version)]
     stale = [
@@ -45,6 +43,19 @@ async def look(
         if entry.id not in skip or (serving and at is not None and at.state == _SERVING)
     ]
     return stale, serving, len(missing) - len(stale)
+
+
+async def newest(entries: Sequence[Entry], *, timeout_s: float) -> int:
+    """The highest version that any of them says it serves, 0 without any. timeout_s: see look."""
+    return max((at.version for at in await _ask(entries, timeout_s) if at is not None), default=0)
+
+
+async def _ask(
+    entries: Sequence[Entry], timeout_s: float
+) -> list[pb.GetReplicaStatusResponse | None]:
+    async with asyncio.TaskGroup() as tasks:
+        looks = [tasks.create_task(_look(entry, timeout_s), name=entry.id) for entry in entries]
+    return [task.result() for task in looks]
 
 
 def _serves(at: pb.GetReplicaStatusResponse | None, version: int) -> bool:

@@ -4,8 +4,7 @@ Owns: the event loop of one trainer incarnation. Promise: the commands of one an
 in order, and none waits for a publication, which is a task of its own over a snapshot that training
 cannot change; a bank or Redis that is away is waited for up to `retry_s`; the door to the outside
 opens once the weights are restored; a stop waits for no worker thread, and the step in flight
-leaves no trace.
-Does not cover: what comes after what (schedule.py).
+leaves no trace. Does not cover: what comes after what (schedule.py).
 """
 
 from __future__ import annotations
@@ -157,6 +156,7 @@ class Driver:
     async def _start(self) -> None:
         self._server = await self._retried("the versions stream", self._versions.server)
         known = await self._retried("the versions stream", self._versions.known)
+        served = await self._retried("the registry", self._fleet.newest)
         step, record, oldest = await in_daemon(self._restore, "restore")
         self._lineage = self._lineage.join({v: k.parent for v, k in known.items()})
         recorded = known.get(record.version)
@@ -168,7 +168,8 @@ class Driver:
                 way_out="use the model and checkpoints that the run began with, or a new run name",
             )
         async with self.door():
-            await self._events.put(s.Started(step, record, self._lineage.next_version, oldest))
+            above = max(self._lineage.next_version, served + 1)
+            await self._events.put(s.Started(step, record, above, oldest))
             await asyncio.Event().wait()  # until the end, when this task is cancelled
 
     def _restore(self) -> tuple[int, VersionRecord, int]:
@@ -383,9 +384,8 @@ class Driver:
                 # At tries 1, 2, 4, 8 …: told for as long as it lasts, and ever more seldom.
                 fresh = any(report is missed.report for report in event.reports)
                 if fresh and missed.tries & (missed.tries - 1) == 0:
-                    text = "replica %s has missed version %d, %d tries: %s"
-                    version, error = machine.record.version, missed.report.error
-                    _log.warning(text, name, version, missed.tries, error)
+                    said = name, machine.record.version, missed.tries, missed.report.error
+                    _log.warning("replica %s has missed version %d, %d tries: %s", *said)
 
 
 def _figures(report: StepReport) -> dict[str, float]:

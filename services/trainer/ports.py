@@ -126,6 +126,10 @@ class Fleet(Protocol):
         Kept are the newest two: one may still be under way while the next is made.
         """
 
+    async def newest(self) -> int:
+        """The highest version that a replica says it serves, 0 without any. A restarted Redis may
+        have lost its record: its number is used all the same."""
+
     async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
         """Bring a version that was taken to every replica that does not serve it, but those in
         `skip`.

@@ -62,6 +62,19 @@ async def test_who_joins_late_gets_the_bytes_of_the_version_whatever_is_trained_
         assert {p.driver.replica.state for p in (first, late)} == {State.SERVING}
 
 
+async def test_the_newest_version_is_that_of_any_replica_that_answers(
+    redis: Redis, run: str
+) -> None:
+    async with replicas(redis, run) as world:
+        mine = fleet(redis, run, call_timeout_s=1.0)
+        assert await mine.newest() == 0
+        await world.start("old", Script(), version=3)
+        await world.start("new", Script(), version=7)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with Stalled(redis, run, [silent]):
+                assert await mine.newest() == 7
+
+
 async def test_a_version_may_be_resent_while_the_next_is_made_and_not_yet_recorded(
     redis: Redis, run: str
 ) -> None:

@@ -18,7 +18,7 @@ from muster.registry import Registry
 from muster.streams import reaching_redis
 from muster.transfer.newest import Newest
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
-from muster.transfer.replicas import look
+from muster.transfer.replicas import look, newest
 from muster.transfer.snapshot import Snapshot
 from services.trainer.ports import Publication, ReplicaReport
 
@@ -44,6 +44,12 @@ class InferenceFleet:
         snapshot = Snapshot.take(state, version=version, parent=parent)
         self._snapshots.keep(version, snapshot)
         return snapshot.manifest.digest
+
+    async def newest(self) -> int:
+        """See ports.Fleet."""
+        with reaching_redis():
+            entries = await self._registry.list("inference")
+        return await newest(entries, timeout_s=self._transfer.call_timeout_s)
 
     async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
         """See ports.Fleet."""

@@ -16,6 +16,11 @@ def test_a_number_is_never_used_twice() -> None:
     assert line.seal() == (9, 0)  # the first came to nothing
 
 
+def test_a_number_that_a_replica_serves_is_used_though_its_record_is_lost() -> None:
+    line = VersionLine({0: Known(-1, "a")}, 0, "a", served=1)
+    assert line.seal() == (2, 0)
+
+
 def test_a_version_comes_from_the_one_before() -> None:
     line = VersionLine({}, 0, "a")
     version, _ = line.seal()

@@ -153,6 +153,10 @@ class FakeFleet:
         self._taken.keep(version, str(state))
         return str(state)
 
+    async def newest(self) -> int:
+        """See ports.Fleet."""
+        return max(self.serving.values(), default=0)
+
     async def publish(self, version: int, parent: int, skip: Collection[str] = ()) -> Publication:
         """See ports.Fleet."""
         del parent
