@@ -147,7 +147,7 @@ class AsyncBankClient:
         step = batch if isinstance(batch, int) else batch.step
         new = tuple(self._unsaved[s] for s in sorted(self._unsaved) if s <= step)
         seat = self.seat
-        return ResumePoint(seat.run, step, seat.epoch, seat.version, seat.parent, seat.digest, new)
+        return ResumePoint(seat.run, step, seat.epoch, *seat.weights(step), new)
 
     async def acknowledge(
         self, batch: Batch | int, checkpoint: Path | str | None = None, *, oldest_kept: int = 0
@@ -155,10 +155,10 @@ class AsyncBankClient:
         """`batch` (or step) and all before it are in a checkpoint; answers the groups in it.
 
         checkpoint: its folder, which then gets the file that `resume` reads, before the bank hears
-        of it. Its weights are to be published by then: the version published last is what the file
-        says they are. Without one, bring `state` back yourself, or never. oldest_kept: step of the
-        oldest checkpoint that is kept: what came before it is deleted in the bank, and no trainer
-        can go back further; 0 deletes nothing.
+        of it. Its weights are to be published by then: the version that was published for the step,
+        else the one published last, is what the file says they are. Without one, bring `state` back
+        yourself, or never. oldest_kept: step of the oldest checkpoint that is kept: what came
+        before it is deleted in the bank, and no trainer can go back further; 0 deletes nothing.
         """
         step = batch if isinstance(batch, int) else batch.step
         if step not in self._unsaved and step != self._durable.step:

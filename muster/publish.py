@@ -145,16 +145,19 @@ class AsyncPublisher:
         """The weights as they are now become the next version, and every replica gets it.
 
         source: other than the one given at first, for this version. step: the optimizer step (the
-        batch's) that made it; None: that of the batch leased last. step_kl: mean KL per token from
-        the version before, where it was measured. if_changed: weights that are those of the newest
-        version make none; replicas that lack it are sent it. Call it between steps: nothing may
-        change the weights while they are copied, at the beginning.
+        batch's) that made it; None: that of the batch leased last. Give it where the next batch is
+        leased before, or checkpoints are acknowledged after the next version. step_kl: mean KL per
+        token from the version before, where it was measured. if_changed: weights that are those of
+        the newest version make none; replicas that lack it are sent it. Call it between steps:
+        nothing may change the weights while they are copied, at the beginning.
         Raises InvalidInput for weights that no engine of the run can load, Unavailable when no
         replica took it (the version stands, and is brought to whoever comes), Fenced.
         """
         self._check_seat()
         async with self._one_at_a_time:
             await self._seal(source, self._step(step), step_kl, if_changed)
+            if step is not None:
+                self._seat.seal(step)
             return await self._bring_to_some()
 
     async def sync(self) -> Published:

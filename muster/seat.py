@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from muster.trainer_epoch import take_epoch
 from muster.types import Value
 
 RESUME_FILE = "muster.json"
+SEALED_MAX = 64  # steps whose checkpoints may still be on their way
 NO_PARENT = -1
 """Parent of version 0, the model that the run began with."""
 
@@ -56,6 +57,16 @@ class Seat:
     parent: int = NO_PARENT
     digest: str = ""
     step: int = 0  # newest one in the checkpoint that it resumed from
+    sealed: dict[int, tuple[int, int, str]] = field(default_factory=dict)  # by step, the newest
+
+    def seal(self, step: int) -> None:
+        """The weights are now those that `step` made: a checkpoint of it may be finished later."""
+        now = {**self.sealed, step: (self.version, self.parent, self.digest)}
+        self.sealed = dict(sorted(now.items())[-SEALED_MAX:])
+
+    def weights(self, step: int) -> tuple[int, int, str]:
+        """Version, parent and digest of what `step` made; where nobody said, what is sealed now."""
+        return self.sealed.get(step, (self.version, self.parent, self.digest))
 
 
 @asynccontextmanager

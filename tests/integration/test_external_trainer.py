@@ -220,23 +220,6 @@ async def test_a_checkpoint_is_gone_on_from(world: World, tmp_path: Path) -> Non
             pass
 
 
-async def test_a_checkpoint_acknowledged_before_its_weights_were_published_is_not_resumed(
-    world: World, tmp_path: Path
-) -> None:
-    await world.replica("one")
-    await world.groups("g-0")
-    trained = load(world.model)
-    async with AsyncBankClient(**world.where) as bank, AsyncPublisher(trained, bank):
-        batch = await bank.lease()
-        nudge(trained)
-        folder = save(trained, tmp_path / "step-1")
-        await bank.acknowledge(batch, folder)  # and the process ends before it publishes
-    async with AsyncBankClient(**world.where, resume=folder) as bank:
-        with pytest.raises(Refused, match="publish before you acknowledge"):
-            async with AsyncPublisher(load(folder), bank):
-                pass
-
-
 async def test_a_bank_that_lost_the_record_of_a_step_has_it_back_from_the_checkpoint(
     world: World, tmp_path: Path
 ) -> None:
