@@ -126,13 +126,14 @@ def _step(index: RunIndex, batch: Batch) -> dict[str, Any]:
             "truncated": _short(step.truncated_share),
             "grad_norm": _short(step.grad_norm),
             "train_s": round(step.train_s, 2),
-            "lag": _short(_lag(index, batch)),
+            "lag": _lag(index, batch),
         }
     return told
 
 
-def _lag(index: RunIndex, batch: Batch) -> float:
-    """Mean over the batch's episodes: versions from that of the first token to the trained one."""
+def _lag(index: RunIndex, batch: Batch) -> float | None:
+    """Mean over the batch's episodes: versions from that of the first token to the trained one.
+    None when none of them is known: all were sampled from a version that its trainer lost."""
     parents, base = index.parents(), index.base(batch)
     firsts = [
         turn.spans[0].version
@@ -140,8 +141,8 @@ def _lag(index: RunIndex, batch: Batch) -> float:
         for turn in index.turns.get(episode, ())[:1]
         if turn.spans
     ]
-    found = [lag(parents, first, base) for first in firsts]
-    return fmean(known for known in found if known is not None) if found else 0.0
+    found = [known for first in firsts if (known := lag(parents, first, base)) is not None]
+    return _short(fmean(found)) if found else None
 
 
 def _invalid(index: RunIndex, batch: Batch) -> int:

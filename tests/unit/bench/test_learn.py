@@ -127,6 +127,14 @@ def test_the_course_of_a_training_has_rewards_by_task_and_lag(story: Story) -> N
     assert (first["lag"], second["lag"]) == (0.0, 1.0)
 
 
+def test_the_lag_of_episodes_of_a_version_that_was_lost_is_not_known(story: Story) -> None:
+    story.opened("train-00000", job="train")
+    story.episode("train-00000", 0, label=PASSED, version=7)  # of a trainer that went back
+    story.train(1, {"train-00000": [0]})
+    (step,) = figures.trained(story.record())["steps"]
+    assert (step["samples"], step["lag"]) == (1, None)
+
+
 def test_no_failure_of_the_infrastructure_counts_as_trained(story: Story) -> None:
     story.opened("train-00000", job="train")
     story.episode("train-00000", 0, label=INFRA)
