@@ -22,6 +22,10 @@ _NOTES = {
     "busy machine let 46 attempts of the 14th batch miss the deadline of a reply; they were "
     "labelled failures of the infrastructure and repaired. The run was stopped there, and went on "
     "from its step 13 with 12 at a time, as the other runs have.",
+    ("main", 2): "seed 2 of main: the disk was full at step 19 (of other work), and the run ended; "
+    "called again, its trainer went back to step 17 and took the two batches since then again. "
+    "Those of the last two steps were sampled from versions that were lost, so their lag is "
+    "unknown.",
 }
 
 
@@ -158,7 +162,8 @@ def _lost(training: Mapping[str, Any]) -> int:
 
 
 def _mean(steps: list[Mapping[str, Any]], name: str) -> float:
-    return fmean(float(step[name]) for step in steps)
+    """Over those that tell it."""
+    return fmean(float(step[name]) for step in steps if step[name] is not None)
 
 
 def _lag(results: Results) -> Iterator[str]:

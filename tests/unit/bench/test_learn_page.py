@@ -81,6 +81,12 @@ def test_lost_attempts_are_counted_and_none_is_said_to_be_trained() -> None:
     assert "Of 10 attempts 2 (20 %) were failures of the infrastructure" in page
 
 
+def test_a_lag_that_is_unknown_is_in_no_mean() -> None:
+    found = result("main", 1)
+    found["training"]["steps"][0]["lag"], found["training"]["steps"][1]["lag"] = None, 3.0
+    assert "| 0.990 | 3.00 | 2 of 10 |" in written({("main", 1): found})
+
+
 def test_a_result_names_no_folder_of_the_machine_it_ran_on() -> None:
     assert "/machine" not in json.dumps(result("main", 1))
 
