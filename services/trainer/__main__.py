@@ -81,12 +81,12 @@ async def _serve(life: lifecycle.Lifecycle) -> None:
                 yield
 
         driver.door = door
-        async with _tracking(config, redis):
+        async with _tracking(config, redis, life.grace_s / 2):
             await driver.run(life.stopping)
 
 
 @asynccontextmanager
-async def _tracking(config: Config, redis: Redis) -> AsyncIterator[None]:
+async def _tracking(config: Config, redis: Redis, last_s: float) -> AsyncIterator[None]:
     """The run's figures are tracked within the block, and what was recorded in it to its end."""
     from muster.tasks import end
     from services.trainer.adapters.tracker import Tracker
@@ -108,7 +108,7 @@ async def _tracking(config: Config, redis: Redis) -> AsyncIterator[None]:
             yield
         finally:
             await end(following)
-            await tracker.last()
+            await tracker.last(last_s)
 
 
 async def _take_over(redis: Redis, run: str, mine: TrainerConfig, store: CheckpointStore) -> int:

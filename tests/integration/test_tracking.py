@@ -79,7 +79,7 @@ async def tracked_until(run: Run, folder: Path, rows: int) -> list[Row]:
                 break
             await asyncio.sleep(0.02)
         await end(following)
-    await tracker.last()
+    await tracker.last(20)
     return read_rows(folder / STEPS)
 
 
@@ -165,10 +165,32 @@ async def test_a_stop_between_the_mark_and_the_file_loses_no_row_and_doubles_non
         await asyncio.to_thread(reached.wait, 20)
         await end(following)
         monkeypatch.setattr(tracker, "_with_batch", with_batch)
-        last = tasks.create_task(tracker.last(), name="last")
+        last = tasks.create_task(tracker.last(20), name="last")
         let_go.set()
         await last
     assert [row.key for row in read_rows(folder / STEPS)] == [("step", 1), ("publication", 1)]
+
+
+async def test_a_stop_does_not_wait_for_a_disk_that_hangs(
+    redis: Redis, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, folder = Run(redis, run), tmp_path / "tracking" / run
+    await it.version(made(1, 1, 0), published(1, 1))
+    tracker, let_go = Tracker(redis, run, folder), threading.Event()
+    write = Tracked.write
+
+    def hangs(files: Tracked, rows: Sequence[Row]) -> None:
+        let_go.wait(60)
+
+    monkeypatch.setattr(Tracked, "write", hangs)
+    async with asyncio.timeout(30):
+        await tracker.last(0.1)
+    monkeypatch.setattr(Tracked, "write", write)
+    let_go.set()
+    assert [row.key for row in await tracked_until(it, folder, 2)] == [
+        ("step", 1),
+        ("publication", 1),
+    ]
 
 
 async def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(
@@ -179,5 +201,5 @@ async def test_a_folder_that_cannot_be_written_is_told_and_stops_nothing(
     (tmp_path / "tracking").write_text("a file is in the way")
     tracker = Tracker(redis, run, tmp_path / "tracking" / run)
     async with asyncio.timeout(20):
-        await tracker.last()
+        await tracker.last(20)
     assert tracker._broken

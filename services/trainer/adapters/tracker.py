@@ -38,7 +38,6 @@ from services.trainer.adapters.worker import in_daemon
 _FOLLOWED = ("versions", "jobs", "evaluations")
 _OF_BATCH = ("jobs", "versions", "batches", "fates", "events", "outcomes")
 _AWAY_S = 2.0
-_LAST_S = 5.0  # for what was recorded just before the stop
 _log = telemetry.logger("trainer.tracker")
 
 
@@ -77,10 +76,11 @@ class Tracker:
                 self._begin()
                 await asyncio.sleep(_AWAY_S)
 
-    async def last(self) -> None:
-        """What was recorded until now; then the files are closed. Bounded."""
+    async def last(self, within_s: float) -> None:
+        """What was recorded until now; then the files are closed. What is not written within that
+        time is at the next start."""
         with contextlib.suppress(Unavailable, TimeoutError):
-            async with asyncio.timeout(_LAST_S):
+            async with asyncio.timeout(within_s):
                 if self._taking:  # the stop came between the mark and the file
                     await in_daemon(self._idle.wait, "track-end")
                     self._begin()
@@ -89,7 +89,7 @@ class Tracker:
                     if not messages:
                         break
                     await self._take(messages)
-        if self._tracked is not None:
+        if self._tracked is not None and self._idle.is_set():  # else a thread writes there still
             self._tracked.close()
 
     async def _take(self, messages: Sequence[Received]) -> None:
