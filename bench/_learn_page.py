@@ -26,6 +26,9 @@ _NOTES = {
     "called again, its trainer went back to step 17 and took the two batches since then again. "
     "Those of the last two steps were sampled from versions that were lost, so their lag is "
     "unknown.",
+    ("infra20", 1): "seed 1 of infra20: the disk was full for some minutes at its third step (of "
+    "other work): router, bank and trainer ended, their supervisor started them anew, and the run "
+    "went on.",
 }
 
 
