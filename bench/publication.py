@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 import torch
 
+from bench._bare_transfer import receive_bare, send_bare
 from muster import rpc
 from muster.clock import monotonic
 from muster.transfer import group as transport
@@ -84,24 +85,9 @@ def receive(manifest: weights.Manifest, spec: Source) -> str:
         return receive_and_verify(manifest, spec, STAGING)
     stream = STAGING.take(weights.layout(manifest.tensors)[1])
     stream.zero_()
-    group = transport.join(spec)
-    for rank in range(1, spec.world_size):
-        broadcast(group, torch.zeros(1, dtype=torch.uint8), rank)  # ready
-    broadcast(group, stream, 0)
-    for rank in range(1, spec.world_size):
-        broadcast(group, torch.zeros(1, dtype=torch.uint8), rank)  # here
-    group.close()
+    receive_bare(spec, stream)
     STAGING.give_back(stream)
     return ""
-
-
-def broadcast(group: transport.WeightGroup, tensor: torch.Tensor, root: int) -> None:
-    """torch's own, in one piece."""
-    from torch.distributed.distributed_c10d import BroadcastOptions
-
-    options = BroadcastOptions()
-    options.rootRank, options.rootTensor = root, 0
-    group._group.broadcast([tensor], options).wait()
 
 
 async def serve_replica() -> None:
@@ -178,27 +164,11 @@ async def bare(
                 ),
                 timeout=20,
             )
-        seconds = await asyncio.to_thread(_send_bare, spec, meeting, stream)
+        seconds = await asyncio.to_thread(send_bare, spec, meeting, stream)
         for stub in stubs:
             await stub.AbortWeightUpdate(
                 pb.AbortWeightUpdateRequest(run=RUN, trainer_epoch=1), timeout=20
             )
-    return seconds
-
-
-def _send_bare(
-    spec: transport.GroupSpec, meeting: transport.Meeting, stream: torch.Tensor
-) -> float:
-    byte = torch.zeros(1, dtype=torch.uint8)
-    group = transport.join(spec, store=meeting.store)
-    for rank in range(1, spec.world_size):
-        broadcast(group, byte, rank)
-    began = monotonic()
-    broadcast(group, stream, 0)
-    for rank in range(1, spec.world_size):
-        broadcast(group, byte, rank)
-    seconds = monotonic() - began
-    group.close()
     return seconds
 
 

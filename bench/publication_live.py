@@ -24,7 +24,7 @@ import signal
 import statistics
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,8 +78,8 @@ class Decoded:
 # The engine's process ------------------------------------------------------------------------
 
 
-async def serve(options: Options) -> None:
-    """A child's whole life: until its input is closed."""
+async def serve(options: Options, until: Callable[[Any], Awaitable[object]] | None = None) -> None:
+    """A child's whole life: until its input is closed, or `until`, told the engine, is over."""
     from services.inference.config import InferenceConfig
     from services.inference.driver import ReplicaDriver
     from services.inference.engine import Engine
@@ -103,7 +103,7 @@ async def serve(options: Options) -> None:
         services = [(add_InferenceServiceServicer_to_server, InferenceServicer("one", driver))]
         async with rpc.serve("127.0.0.1:0", services) as server:
             _say(f"address {server.address}")
-            await asyncio.to_thread(sys.stdin.read)
+            await (until(engine) if until else asyncio.to_thread(sys.stdin.read))
 
 
 @asynccontextmanager

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 _log = telemetry.logger("muster.transfer")
-_POLL_S, _POLL_SENT_S = 0.05, 0.002  # a replica answers between two steps of its engine
+# A replica answers between two steps of its engine; asking it takes time of its transfer, too.
+_POLL_SENDING_S, _POLL_SENT_S, _POLL_S = 0.25, 0.002, 0.05
 _Opened = tuple[transport.Meeting, transport.GroupSpec]
 _GRACE_S = 2.0  # after the deadline, for telling those that failed
 STORED = "stored"
@@ -328,7 +329,7 @@ class _Link:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _POLL_S)
             else:
-                await asyncio.wait([sending], timeout=_POLL_S)
+                await asyncio.wait([sending], timeout=_POLL_SENDING_S)
 
     async def _commit(self) -> None:
         job = self._job

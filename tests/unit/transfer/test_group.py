@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
+import subprocess
+import sys
 import threading
 
 import msgspec
@@ -42,6 +44,39 @@ def test_every_rank_gets_the_stream_across_buckets() -> None:
 
     assert torch.equal(got[0], sent)
     assert torch.equal(got[1], sent)
+
+
+_A_RECEIVER_AT_ITS_END = """
+import threading, torch, msgspec
+from muster.transfer.group import GroupSpec, Meeting, join
+meeting = Meeting("127.0.0.1", 2, timeout_s=20)
+trainer = GroupSpec("gloo", meeting.host, meeting.port, 0, 2, "run/1/a", 20.0)
+def receive():
+    joined = join(msgspec.structs.replace(trainer, rank=1))
+    joined.broadcast(torch.zeros(1000, dtype=torch.uint8))
+    last.wait()
+    joined.close()
+last = threading.Event()
+receiver = threading.Thread(target=receive, daemon=True)  # as an engine's is
+receiver.start()
+joined = join(trainer, store=meeting.store)
+joined.broadcast(torch.ones(1000, dtype=torch.uint8))
+joined.close()
+for thread in threading.enumerate():
+    if thread.name.startswith("close"):
+        thread.join()
+last.set()
+receiver.join()
+"""
+
+
+def test_a_process_that_ends_as_its_group_ends_is_not_aborted() -> None:
+    """Connections are taken down behind the caller's back: a thread in there at the interpreter's
+    exit must be waited for."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _A_RECEIVER_AT_ITS_END], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_rank_that_never_comes_is_not_waited_for() -> None:
