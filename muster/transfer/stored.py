@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,19 @@ class StoredSpec(Value, frozen=True):
 
 
 def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> Path:
-    """The version's folder below `root`; found there already, it is as it is. What others left
-    half written goes first: it may be what fills the disk.
+    """The version's folder below `root`; found there already, it is read through, and written anew
+    if it is not what it should be. What others left half written goes first: it may be what fills
+    the disk.
 
     Raises Unavailable when it cannot be written; nothing of it is left then.
     """
     manifest = snapshot.manifest
     final = root / f"version-{manifest.version:06d}-{manifest.digest[:12]}"
     if final.is_dir():
-        return final
+        if not _wrong(final, manifest):
+            return final
+        # Whoever reads it now refuses it anyway, and is told to publish that version again.
+        shutil.rmtree(final, ignore_errors=True)
     for rest in root.glob(f"{_WRITING}*"):
         shutil.rmtree(rest, ignore_errors=True)
     # A name of its own: a save that was given up may still be at it.
@@ -118,30 +123,54 @@ def load(manifest: weights.Manifest, spec: StoredSpec, root: Path, staging: Stag
             value=spec.folder,
             way_out=f"store them below inference.stored_root = {root}",
         )
+    slots, total = weights.layout(manifest.tensors)
+    stream, began = staging.take(total), monotonic()
+    pieces = {
+        s.name: stream[at.start : at.end] for s, at in zip(manifest.tensors, slots, strict=True)
+    }
+
+    def take(name: str, tensor: Any, read: int) -> Any:
+        _pace(spec, read, monotonic() - began)
+        pieces[name].copy_(weights.raw(tensor))
+        return pieces[name].cpu()
+
+    wrong = _wrong(folder, manifest, take)
+    if wrong:
+        staging.give_back(stream)
+        raise Unavailable(
+            f"the stored version cannot be used: {wrong}",
+            field="stored.folder",
+            value=folder,
+            way_out="publish that version again",
+        )
+    return stream
+
+
+def _wrong(
+    folder: Path,
+    manifest: weights.Manifest,
+    take: Callable[[str, Any, int], Any] = lambda name, tensor, read: weights.raw(tensor),
+) -> str:
+    """What makes this folder another than that version's; empty when nothing does.
+
+    take: told name, tensor and how many bytes were read before; answers with the bytes to look at.
+    """
     try:
         known = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=weights.Manifest)
     except (OSError, msgspec.DecodeError) as error:
-        raise _broken(folder, f"there is no manifest ({error})") from error
+        return f"there is no manifest ({error})"
     if known != manifest:
-        raise _broken(folder, f"it holds version {known.version}, {known.digest[:12]}")
-    slots, total = weights.layout(manifest.tensors)
-    stream = staging.take(total)
-    place = {s.name: (s, slot) for s, slot in zip(manifest.tensors, slots, strict=True)}
-    wrong, read, began = "", 0, monotonic()
+        return f"it holds version {known.version}, {known.digest[:12]}"
+    missing, read = {tensor.name: tensor for tensor in manifest.tensors}, 0
     try:
         for name, tensor in _read(folder):
-            _pace(spec, read, monotonic() - began)
+            entry = missing.pop(name)
+            if wrong := weights.wrong_bytes(take(name, tensor, read), entry):
+                return wrong
             read += tensor.nbytes
-            entry, slot = place.pop(name)
-            piece = stream[slot.start : slot.end]
-            piece.copy_(weights.raw(tensor))
-            wrong = wrong or weights.wrong_bytes(piece.cpu(), entry)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
-    if wrong or place:
-        staging.give_back(stream)
-        raise _broken(folder, wrong or f"{min(place)} is missing")
-    return stream
+        return f"{type(error).__name__}: {error}"
+    return f"{min(missing)} is missing" if missing else ""
 
 
 def collect(root: Path, *, keep: int, spare: Path | None = None) -> list[Path]:
@@ -206,12 +235,3 @@ def _pace(spec: StoredSpec, read: int, seconds: float) -> None:
         raise TimeoutError("it was not read when its time was over")
     if spec.bytes_per_s:
         time.sleep(min(spec.timeout_s - seconds, ahead_s(read, seconds, spec.bytes_per_s)))
-
-
-def _broken(folder: Path, why: str) -> Unavailable:
-    return Unavailable(
-        f"the stored version cannot be used: {why}",
-        field="stored.folder",
-        value=folder,
-        way_out="publish that version again",
-    )

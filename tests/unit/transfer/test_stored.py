@@ -50,6 +50,27 @@ def test_storing_again_leaves_it_as_it_is(tmp_path: Path) -> None:
     assert (folder / stored.MANIFEST).stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("harm", ["a byte", "cut short", "a shard gone", "no manifest"])
+def test_storing_again_mends_what_became_of_it(tmp_path: Path, harm: str) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path, shard_bytes=7000)
+    shard = min(folder.glob("*.safetensors"))
+    content = shard.read_bytes()
+    if harm == "a byte":
+        shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif harm == "cut short":
+        shard.write_bytes(content[:-100])
+    elif harm == "a shard gone":
+        shard.unlink()
+    else:
+        (folder / stored.MANIFEST).unlink()
+
+    assert stored.save(made, tmp_path) == folder
+    found = stored.load(made.manifest, spec(folder), tmp_path, Staging())
+    again = Snapshot(made.manifest, found).tensors()
+    assert all(torch.equal(again[name], tensor) for name, tensor in made.tensors().items())
+
+
 def test_nothing_half_written_is_ever_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
