@@ -12,7 +12,7 @@ will have to compute again. For the `_TURNS_AHEAD` turns after it, which all go 
 decode among the conversations at home there as far as they decode at a time, and what it costs
 them; siblings there will grow as this one does, so each counts twice: a group whose long
 conversations all lie on one replica ends with that replica. All times the replica's own slowness;
-and the way to the box.
+and the way to the replica (of boxes it is taken that they are as far from one as from the other).
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ OTHERS = (
     Arm("hold above 95 %, resume the smallest", admission="hold_resume"),
     Arm("launches held back by pressure", admission="pressure"),
     Arm("sticky least-loaded", placement="sticky_least_loaded"),
-    Arm("lag at most 4", lag_max=4),
-    Arm("lag at most 1", lag_max=1),
+    Arm("launched at most 4 ahead", lag_max=4),
+    Arm("launched at most 1 ahead", lag_max=1),
 )
 ARMS = {
     arm.name: arm

@@ -48,7 +48,7 @@ def test_without_assembly_only_a_group_of_valid_siblings_is_trained_on() -> None
 
 
 def test_a_tighter_lag_is_an_arm_of_its_own() -> None:
-    tight = arms.ARMS["lag at most 1"]
+    tight = arms.ARMS["launched at most 1 ahead"]
     assert changed(arms.router_rules(arms.MUSTER, TB_LIKE), arms.router_rules(tight, TB_LIKE)) == {
         "lag_max"
     }
