@@ -45,7 +45,7 @@ _NOTES = """\
   no target: the bound lets every token of KV sample, while a context whose tool runs either keeps
   its KV or is prefilled again, and the bound counts neither. Groups that end in the first batches
   were worked on before them, so a short run of batches can take less than its bound (the rows of
-  sensitivity); in the main table that is little, and it is in × bound as well.
+  sensitivity); the main table has the same edge, in 20 batches.
 - recomputed: tokens prefilled again that an engine had computed before, per batch, by the engines'
   own count: also for requests that only keep a cache alive, and for preempted ones. GPU wait:
   replica-seconds per batch in which engines idled for environments.
@@ -133,9 +133,8 @@ def _at_the_bound(study: Study) -> Iterator[str]:
         f"A collection that took no longer than the bound of what it trains ({regime}) would take "
         f"about {' and '.join(told)}. The targets come from a study in which contexts had no "
         "limit: here an episode ends at 262,144 tokens in all arms, which cuts the giants that the "
-        "first two arms wait for. Over the bound muster is for what it prefills again "
-        "(recomputed), and for KV that is kept for contexts whose tools run and for what running "
-        "ones still grow."
+        "first two arms wait for. The bound counts no token that is prefilled again, and no KV "
+        "that is kept for contexts whose tools run or for what running ones still grow."
     )
 
 

@@ -75,7 +75,7 @@ def save(snapshot: Snapshot, root: Path, *, shard_bytes: int = SHARD_BYTES) -> P
         _sync(root)
     except OSError as error:
         shutil.rmtree(writing, ignore_errors=True)
-        if final.is_dir():  # another one was faster
+        if final.is_dir() and not _wrong(final, manifest):  # another one was faster
             return final
         raise Unavailable(
             f"the version cannot be stored: {error}",

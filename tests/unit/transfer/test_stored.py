@@ -71,6 +71,23 @@ def test_storing_again_mends_what_became_of_it(tmp_path: Path, harm: str) -> Non
     assert all(torch.equal(again[name], tensor) for name, tensor in made.tensors().items())
 
 
+def test_what_is_broken_and_cannot_be_replaced_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = version(3)
+    folder = stored.save(made, tmp_path)
+    (folder / stored.MANIFEST).write_text("{}")
+    removes = stored.shutil.rmtree
+
+    def kept(path: Path, ignore_errors: bool = False) -> None:
+        if path != folder:
+            removes(path, ignore_errors)
+
+    monkeypatch.setattr(stored.shutil, "rmtree", kept)
+    with pytest.raises(Unavailable, match="cannot be stored"):
+        stored.save(made, tmp_path)
+
+
 def test_nothing_half_written_is_ever_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
