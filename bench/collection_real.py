@@ -1,7 +1,7 @@
 """Does the simulator tell what real services do? One arm against another, predicted, then run.
 
     python -m bench.collection_real [--quick] [--json PATH|-] [--batches N] [--seed N] [--keep DIR]
-                                    [--calibration-s S]
+                                    [--calibration-s S] [--again FILE]
     python -m bench.collection --real ...
 
 Real: a durable server, two vLLM engines (one thread each), native boxes, the ready bank, the
@@ -27,7 +27,9 @@ quarter of the simulated one so that both arms end in a time that two cores have
 trajectory of a batch are the simulated ones ÷ 20. Compared is the time from the submission to the
 last batch, the cold one included. `less`: 1 - muster / strong; difference_points: 100 times the
 distance between the predicted and the measured one. --quick: one batch of 2 groups of 8 short
-episodes; it supports no claim. Does not cover: training (it takes no time), lost boxes.
+episodes; it supports no claim. --again: only the arm muster, on the plans of an earlier result and
+held against its prediction; what that says of strong stands. Does not cover: training (it takes no
+time), lost boxes.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ from bench import _real_plan as plans
 from bench import _real_setup as services
 from bench import _real_world as world
 from bench import _results
-from bench._real_plan import Book, Size
+from bench._real_plan import Added, Book, Size
 from bench._real_predict import (
     Checked,
     Fitted,
@@ -62,11 +64,12 @@ from bench._real_predict import (
 from bench._real_setup import Setup
 from bench._real_world import Ran
 from muster.clock import monotonic
-from muster.errors import MusterError
+from muster.errors import InvalidInput, MusterError, NotFound
 from muster.model import ensure_model
 from muster.report import report
 from muster.run_index import RunIndex
 from services.router.adapters.tokenizer import HfChatCodec
+from sim.rollout.costs import EngineCosts
 
 ARMS = ("strong", "muster")
 SEED, CALIBRATION = 301, 1_000
@@ -125,14 +128,12 @@ class Bench:
             self.told(f"predicted: {arm} {found[arm].cuts_s[-1]:.0f} s")
         return found
 
-    async def measured(self, factor: float, known: Fitted) -> dict[str, Ran]:
-        """By arm."""
-        found = {}
-        for arm in ARMS:
-            asked = self._setup(arm, self.book(arm, factor, known))
-            found[arm] = await world.run(asked, self.folder / arm, self.told)
-            self.told(f"measured: {arm} {found[arm].cuts_s[-1]:.0f} s")
-        return found
+    async def measured(self, arm: str, factor: float, known: Fitted) -> Ran:
+        """One arm, run."""
+        asked = self._setup(arm, self.book(arm, factor, known))
+        ran = await world.run(asked, self.folder / arm, self.told)
+        self.told(f"measured: {arm} {ran.cuts_s[-1]:.0f} s")
+        return ran
 
     def _setup(self, arm: str, book: Book) -> Setup:
         return services.setup(arm, book, self.size, self.model)
@@ -163,18 +164,25 @@ def predicted_figures(found: dict[str, Predicted]) -> dict[str, float]:
     return figures
 
 
-def measured_figures(found: dict[str, Ran]) -> dict[str, float]:
-    """The same of the real arms, as far as their records tell."""
-    figures = {}
-    for arm, ran in found.items():
-        turns = [turn for turns in RunIndex(ran.record).turns.values() for turn in turns]
-        figures[f"measured_{arm}_s"] = ran.cuts_s[-1]
-        prefilled = sum(turn.prompt_tokens - turn.cached_tokens for turn in turns)
-        figures[f"measured_{arm}_prefilled_tokens"] = float(prefilled)
-        figures |= split_figures(f"measured_{arm}", _split(ran))
-    times = (found[arm].cuts_s[-1] for arm in ("muster", "strong"))
-    figures["measured_less"] = less(*times)
-    return figures
+def earlier_fit(figures: Mapping[str, float]) -> tuple[Fitted, float]:
+    """What the figures of an earlier result say was fitted, and the factor of all waits."""
+
+    def part(prefix: str) -> dict[str, float]:
+        return {n.removeprefix(prefix): v for n, v in figures.items() if n.startswith(prefix)}
+
+    known = Fitted(EngineCosts(**part("engine_")), Added(**part("added_")))
+    return known, figures["wait_factor"]
+
+
+def measured_figures(arm: str, ran: Ran) -> dict[str, float]:
+    """Of a real arm, as far as its record tells."""
+    turns = [turn for turns in RunIndex(ran.record).turns.values() for turn in turns]
+    prefilled = sum(turn.prompt_tokens - turn.cached_tokens for turn in turns)
+    figures = {
+        f"measured_{arm}_s": ran.cuts_s[-1],
+        f"measured_{arm}_prefilled_tokens": float(prefilled),
+    }
+    return figures | split_figures(f"measured_{arm}", _split(ran))
 
 
 def _split(ran: Ran) -> dict[str, float]:
@@ -206,9 +214,10 @@ def result(quick: bool, bench: Bench, figures: dict[str, float], machine: Any) -
         "opening_tokens": regime.prompt_tokens,
     }
     ratios = {}
-    if "measured_less" in figures:
-        distance = abs(figures["predicted_less"] - figures["measured_less"])
-        figures = figures | {"difference_points": 100 * distance}
+    if figures.keys() >= {"measured_muster_s", "measured_strong_s"}:
+        measured = less(figures["measured_muster_s"], figures["measured_strong_s"])
+        distance = abs(figures["predicted_less"] - measured)
+        figures = figures | {"measured_less": measured, "difference_points": 100 * distance}
         ratios["measured_over_predicted_muster"] = (
             figures["measured_muster_s"] / figures["predicted_muster_s"]
         )
@@ -232,7 +241,35 @@ async def compare(bench: Bench, noted: Callable[[dict[str, float]], None]) -> No
     noted(fitted_figures(known, told, factor))
     require_told(told)
     noted(predicted_figures(bench.predicted(factor, known)))
-    noted(measured_figures(await bench.measured(factor, known)))
+    for arm in ARMS:
+        noted(measured_figures(arm, await bench.measured(arm, factor, known)))
+
+
+async def again(
+    bench: Bench, earlier: Mapping[str, float], noted: Callable[[dict[str, float]], None]
+) -> None:
+    """The arm muster once more, beside all that is known of strong."""
+    known, factor = earlier_fit(earlier)
+    noted({n: v for n, v in earlier.items() if not n.startswith("measured_muster_")})
+    noted(measured_figures("muster", await bench.measured("muster", factor, known)))
+
+
+def earlier_result(path: Path) -> dict[str, Any]:
+    """A result of this benchmark with both arms. Raises InvalidInput, NotFound."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise NotFound(
+            f"no result can be read there ({error})", field="--again", value=path
+        ) from None
+    if found.get("name") != "collection_real" or "measured_strong_s" not in found["figures"]:
+        raise InvalidInput(
+            "no result of this benchmark with a measured arm strong",
+            field="--again",
+            value=path,
+            way_out="name a file that --json of a whole run wrote",
+        )
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,8 +278,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, help="of each arm; default: 4, with --quick 1")
     parser.add_argument("--calibration-s", type=float, help="default: 360, with --quick 60")
     parser.add_argument("--seed", type=int, default=SEED, help="of the plans")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="an earlier result: see above")
     parser.add_argument("--keep", type=Path, help="a new folder for configurations, logs, records")
     asked = parser.parse_args(arguments)
+    earlier: dict[str, Any] = {}
+    if asked.again:
+        try:
+            earlier = earlier_result(asked.again)
+        except MusterError as error:
+            parser.error(str(error))
+        settings = earlier["settings"]
+        asked.quick, asked.seed = settings["quick"], settings["seed"]
+        asked.batches = settings["batches"]
     size = (plans.QUICK if asked.quick else plans.FULL).with_batches(asked.batches)
     if asked.calibration_s:
         size = replace(size, calibration_s=asked.calibration_s)
@@ -267,7 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Path(asked.json).write_text(json.dumps(known, indent=1) + "\n", "utf-8")
 
         try:
-            asyncio.run(compare(bench, noted))
+            asked_for = (
+                again(bench, earlier["figures"], noted) if earlier else compare(bench, noted)
+            )
+            asyncio.run(asked_for)
         except MusterError as error:
             told(str(error))
             return 1

@@ -1,8 +1,9 @@
 """Jobs and groups: what was asked for, what is open, what may still be opened.
 
 Owns: jobs, groups, the bound on open groups, what waits for a launch, pauses. Promise: pure; a
-group is opened only within the bound, and launched only once it is durable; a restart brings back
-every group, and the indexes that were lost. Does not cover: attempts (machine.py, episode.py).
+group is opened only within the bound, and launched only once it is durable, those of earlier jobs
+first and each job's in turn; a restart brings back every group, and the indexes that were lost.
+Does not cover: attempts (machine.py, episode.py).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Groups:
     # -- jobs --------------------------------------------------------------------------
 
     def submitted(self, job: e.JobSpec) -> None:
-        self.jobs.setdefault(job.id, Job(job))
+        self.jobs.setdefault(job.id, Job(job, len(self.jobs)))
         self._ceilings.setdefault(job.id, ceiling_of(job, self._rules))
 
     def cancelled(self, id_: str) -> list[Group]:
@@ -116,6 +117,8 @@ class Groups:
         if self.jobs[group.job].cancelled:
             return
         order = self.order.of(group.id, evaluates=group.evaluates)
+        # Records are answered in any order, and a restart tells groups in the order of records.
+        rank = (self.jobs[group.job].number, group.index)
         for number, sibling in enumerate(group.siblings):
             place = (group.id, number)
             if sibling.resume is not None:
@@ -123,7 +126,7 @@ class Groups:
             elif sibling.label is None and sibling.attempt:
                 order.repair(place)
             elif sibling.label is None:
-                order.fresh(place)
+                order.fresh(place, rank)
 
     def _opens(self, group: Group) -> None:
         self.open[group.id] = group

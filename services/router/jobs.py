@@ -77,6 +77,7 @@ class Job:
     """A task set being worked on."""
 
     spec: JobSpec
+    number: int  # jobs that were submitted before it
     cancelled: bool = False
     opened: int = 0  # the next index never tried
     lost: list[int] = field(default_factory=list)  # tried by a former router, never durable

@@ -2,18 +2,21 @@
 
 Owns: the places that wait for a launch. Promise: pure; attempts that a former router left come
 first (their boxes live for a while only), then repairs (their group waits for them alone), then
-new siblings, interleaved: all first ones of a block of groups, all second ones …; blocks follow in
-the order of opening, so no group is passed over. Nothing scans what waits. Does not cover: whether
-there is room (seats.py), how an attempt begins (launching.py).
+new siblings, interleaved: all first ones of a block of groups, all second ones …; blocks follow by
+rank, in whatever order groups came, so none is passed over. Nothing scans what waits. Does not
+cover: whether there is room (seats.py), how an attempt begins (launching.py).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 
 Place = tuple[str, int]
 """(group, sibling)"""
+Rank = tuple[int, int]
+"""Lower ones are launched first: (number of the job, index of the group in it)."""
 Skip = Callable[[Place], bool]
 
 
@@ -24,7 +27,9 @@ class LaunchOrder:
         self._interleave = interleave
         self._resumes: deque[Place] = deque()
         self._repairs: deque[Place] = deque()
-        self._fresh: dict[str, deque[int]] = {}  # by opening; siblings that were never launched
+        self._fresh: dict[str, deque[int]] = {}  # siblings that were never launched
+        self._ranks: dict[str, Rank] = {}  # of those groups
+        self._line: list[tuple[Rank, str]] = []  # of the same, sorted
         self._block: dict[str, int] = {}  # group → how many of it were launched from this block
         self._joined = 0  # groups that this block has had
 
@@ -36,10 +41,13 @@ class LaunchOrder:
         """Another attempt of a sibling."""
         self._repairs.append(place)
 
-    def fresh(self, place: Place) -> None:
-        """A sibling's first attempt; in the order of its group's opening."""
+    def fresh(self, place: Place, rank: Rank) -> None:
+        """A sibling's first attempt; the rank is its group's."""
         group, number = place
-        self._fresh.setdefault(group, deque()).append(number)
+        if group not in self._fresh:
+            self._fresh[group], self._ranks[group] = deque(), rank
+            insort(self._line, (rank, group))
+        self._fresh[group].append(number)
 
     @property
     def resuming(self) -> int:
@@ -50,7 +58,12 @@ class LaunchOrder:
         """Nothing of it is launched any more."""
         self._resumes = deque(p for p in self._resumes if p[0] != group)
         self._repairs = deque(p for p in self._repairs if p[0] != group)
-        self._fresh.pop(group, None)
+        self._forget(group)
+
+    def _forget(self, group: str) -> None:
+        """None of its siblings waits for a first attempt any more."""
+        if self._fresh.pop(group, None) is not None:
+            del self._line[bisect_left(self._line, (self._ranks.pop(group), group))]
         self._block.pop(group, None)
 
     def next(self, skip: Skip) -> Place | None:
@@ -80,8 +93,7 @@ class LaunchOrder:
         if group in self._block:
             self._block[group] += 1
         if not left:
-            del self._fresh[group]
-            self._block.pop(group, None)
+            self._forget(group)
 
     def _of_block(self, skip: Skip) -> Place | None:
         """Of the open block, the sibling of the group that is furthest behind."""
@@ -96,11 +108,11 @@ class LaunchOrder:
         return best
 
     def _join(self, skip: Skip) -> None:
-        """Let groups that were opened since into a block that had room for more."""
-        for group, numbers in self._fresh.items():
+        """Let groups that came since into a block that had room for more."""
+        for _, group in self._line:
             if self._joined >= self._interleave:
                 return
-            if group not in self._block and not skip((group, numbers[0])):
+            if group not in self._block and not skip((group, self._fresh[group][0])):
                 self._block[group] = 0
                 self._joined += 1
 
@@ -113,8 +125,8 @@ class LaunchOrder:
     def __iter__(self) -> Iterator[Place]:
         yield from self._resumes
         yield from self._repairs
-        for group, numbers in self._fresh.items():
-            yield from ((group, number) for number in numbers)
+        for _, group in self._line:
+            yield from ((group, number) for number in self._fresh[group])
 
     def __len__(self) -> int:
         fresh = sum(len(numbers) for numbers in self._fresh.values())

@@ -14,8 +14,8 @@ from bench import _real_setup as services
 from bench._real_plan import FULL, QUICK, Added, Book, Planned, Words
 from bench._real_predict import Checked, Fitted, less, require_told
 from bench._real_world import trained
-from bench.collection_real import fitted_figures
-from muster.errors import InvalidInput
+from bench.collection_real import earlier_fit, earlier_result, fitted_figures
+from muster.errors import InvalidInput, NotFound
 from muster.types import FinishReason
 from services.router import chat
 from services.router.carriers import Message
@@ -279,6 +279,29 @@ def test_figures_of_the_fit_are_named_for_what_they_are() -> None:
     named = fitted_figures(Fitted(SLOW, Added(step_s=0.2)), Checked(300.0, 310.0), 0.1)
     assert (named["engine_decode_base_s"], named["added_step_s"]) == (0.03, 0.2)
     assert (named["calibration_measured_s"], named["calibration_predicted_s"]) == (300.0, 310.0)
+
+
+def test_what_was_fitted_is_read_again_from_the_figures() -> None:
+    known = Fitted(SLOW, Added(0.1, 0.2, 0.3))
+    figures = fitted_figures(known, Checked(300.0, 310.0), 0.4)
+    assert earlier_fit(figures) == (known, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("no json", NotFound),
+        ('{"name": "bank", "figures": {"measured_strong_s": 1}}', InvalidInput),
+        ('{"name": "collection_real", "figures": {"predicted_strong_s": 1}}', InvalidInput),
+    ],
+)
+def test_only_a_result_with_strong_is_compared_again(
+    tmp_path: Path, text: str, error: type[Exception]
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text, "utf-8")
+    with pytest.raises(error, match="--again"):
+        earlier_result(path)
 
 
 @pytest.mark.parametrize("predicted_s", [230.0, 370.0])

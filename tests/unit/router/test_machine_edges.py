@@ -192,3 +192,28 @@ def test_a_lost_opening_is_opened_once() -> None:
     )
     world.start()
     assert sorted(c.group for c in world.sent(e.OpenGroup)) == [f"j-0000{i}" for i in (0, 1, 3)]
+
+
+def boxed(world: World) -> list[str]:
+    """Groups whose boxes were asked for, in that order."""
+    return [c.episode.group for c in world.sent(e.AcquireBox)]
+
+
+def test_groups_whose_records_are_answered_out_of_order_are_launched_in_order() -> None:
+    """The whole job is opened at once, and its last records may be the first to be durable."""
+    world = World(groups_per_batch=9, episodes_max=1).on(e.OpenGroup, silent).start()
+    world.on(e.Generate, silent).feed(job(groups=5, size=1))
+    asked = [c.group for c in world.sent(e.OpenGroup)]
+    world.feed(*(e.GroupRecorded(group) for group in (asked[0], *reversed(asked[1:]))))
+    while len(waiting := boxed(world)) < 5:
+        world.feed(generated(world.sent(e.Generate)[-1], "DONE"))
+        assert len(boxed(world)) == len(waiting) + 1
+    assert boxed(world) == asked
+
+
+def test_groups_that_a_restart_tells_out_of_order_are_launched_in_order() -> None:
+    told = [e.GroupRestored(f"j-0000{n}", "j", n, (e.SiblingRestored(0),)) for n in (2, 0, 1)]
+    world = World(groups_per_batch=9).on(e.Generate, silent)
+    world.feed(job("i", groups=1, size=1), job(groups=3, size=1), *told)
+    world.feed(e.GroupRestored("i-00000", "i", 0, (e.SiblingRestored(0),))).start()
+    assert boxed(world) == ["i-00000", "j-00000", "j-00001", "j-00002"]

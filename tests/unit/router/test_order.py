@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from services.router.order import LaunchOrder, Place
 
 
 def opened(order: LaunchOrder, *groups: str, size: int = 2) -> None:
+    """Groups of one job, in the order of their names."""
     for group in groups:
         for number in range(size):
-            order.fresh((group, number))
+            order.fresh((group, number), (0, int.from_bytes(group.encode())))
 
 
 def launches(order: LaunchOrder, most: int = 99, *, paused: str = "") -> str:
@@ -34,6 +38,29 @@ def test_a_group_that_is_opened_later_joins_a_block_with_room_and_catches_up() -
     assert launches(order, 2) == "a0 a1"
     opened(order, "b", "c", size=3)
     assert launches(order) == "b0 b1 a2 b2 c0 c1 c2"
+
+
+def test_groups_are_launched_by_rank_in_whatever_order_they_came() -> None:
+    order = LaunchOrder(1)
+    opened(order, "d", "b", "a", "c", size=1)
+    assert launches(order, 2) == "a0 b0"
+    order.fresh(("z", 0), (1, 0))  # a later job's first
+    opened(order, "e")
+    assert launches(order) == "c0 d0 e0 e1 z0"
+
+
+@given(st.permutations(range(12)), st.integers(1, 5), st.integers(1, 4))
+def test_the_order_in_which_groups_came_changes_nothing(
+    came: list[int], interleave: int, size: int
+) -> None:
+    asked, sorted_ = LaunchOrder(interleave), LaunchOrder(interleave)
+    for order, groups in ((asked, came), (sorted_, range(12))):
+        for group in groups:
+            for number in range(size):
+                order.fresh((str(group), number), divmod(group, 5))
+    assert list(asked) == list(sorted_)
+    assert launches(asked) == launches(sorted_)
+    assert not asked
 
 
 def test_what_a_former_router_left_comes_first_then_repairs() -> None:

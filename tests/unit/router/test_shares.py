@@ -16,9 +16,9 @@ def skip(place: Place) -> bool:
 
 def filled(launches: Launches, *, training: int = 0, evaluation: int = 0) -> None:
     for number in range(training):
-        launches.of(f"t{number}", evaluates=False).fresh((f"t{number}", 0))
+        launches.of(f"t{number}", evaluates=False).fresh((f"t{number}", 0), (0, number))
     for number in range(evaluation):
-        launches.of(f"e{number}", evaluates=True).fresh((f"e{number}", 0))
+        launches.of(f"e{number}", evaluates=True).fresh((f"e{number}", 0), (0, number))
 
 
 def launched(launches: Launches, most: int, **of: int) -> str:
