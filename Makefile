@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt proto proto-check e2e e2e-leftovers e2e-compose wheelhouse \
+.PHONY: help setup demo test lint check fmt proto proto-check e2e e2e-leftovers e2e-compose wheelhouse \
   sim-faults kill-matrix publication-faults mutants planted attacks power-cut soak learn bench freeze clean
 
 help: ## Show the targets
@@ -21,14 +21,16 @@ demo: setup ## Two batches from real agents, two training steps, two publication
 	@$(BIN)/muster demo
 
 test: setup ## All tests but the slow ones with the real engine
-	$(PYTEST) tests --ignore=tests/e2e -m "not engine"
+	$(PYTEST) tests --ignore=tests/e2e -m "not engine" --durations=25
 
-check: setup proto-check ## Format, lint, types, import rules, proto drift, fast tests
+lint: setup proto-check ## Format, lint, types, import rules, proto drift
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint protos
+
+check: lint ## The same, and the fast tests
 	$(PYTEST) tests/unit tests/property -q -m "not engine and not root"
 
 fmt: setup ## Format and mend what can be mended
@@ -41,8 +43,9 @@ proto: setup ## Generate muster/v1 from protos/
 proto-check: setup ## Fail when muster/v1 is not what protos/ generates
 	@BIN=$(BIN) scripts/proto_check.sh
 
-e2e: setup ## The whole on real parts: engine, boxes, training (minutes)
-	$(PYTEST) tests -m engine --timeout=1800 -v
+E2E ?= tests
+e2e: setup ## The whole on real parts: engine, boxes, training (30 min): E2E=tests/e2e/test_demo.py
+	$(PYTEST) $(E2E) -m engine --timeout=1800 -v --durations=10
 
 e2e-leftovers: setup ## Nothing is left after exit, Ctrl-C and SIGKILL (minutes)
 	$(BIN)/python tests/e2e/leftovers.py

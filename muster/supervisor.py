@@ -20,6 +20,7 @@ from muster.supervise.health import Health
 from muster.supervise.plan import STANDBYS, Service, environment
 from muster.supervise.processes import Processes
 from muster.supervise.state import Claim, write_router_address
+from muster.supervise.troubles import Troubles
 from muster.tasks import end
 from muster.types import Value
 
@@ -57,7 +58,8 @@ class Supervisor:
         )
         self._health = Health(config.redis.url, config.run)
         self._processes = Processes(claim, environment(os.environ, claim.runtime))
-        self._claim = claim
+        self._claim, self._troubles = claim, Troubles()
+        self._phases: dict[str, str] = {}
         # Bounded by what a handful of services can do between two turns of the loop.
         self._inbox: asyncio.Queue[machine.Event] = asyncio.Queue(1000)
         self._ready = asyncio.Event()
@@ -77,7 +79,7 @@ class Supervisor:
             async with self._health, asyncio.TaskGroup() as tasks:
                 timers = [
                     tasks.create_task(self._ticks(), name="supervisor-ticks"),
-                    tasks.create_task(self._bound_logs(), name="supervisor-logs"),
+                    tasks.create_task(self._look_at_logs(), name="supervisor-logs"),
                     tasks.create_task(self._follow_leaders(), name="supervisor-leaders"),
                 ]
                 if work:
@@ -104,6 +106,7 @@ class Supervisor:
         match command:
             case machine.Start(name):
                 await self._processes.start(self._services[name])
+                self._troubles.started(name, self._processes.log(name))
                 self._watches[name] = tasks.create_task(self._watch(name), name=f"watch-{name}")
             case machine.Terminate(name):
                 self._cancel_work()
@@ -112,6 +115,7 @@ class Supervisor:
                 self._cancel_work()
                 tasks.create_task(self._processes.end(name), name=f"kill-{name}")
             case machine.Report():
+                self._phases[command.service] = command.phase
                 self._show(command)
             case machine.AllReady():
                 self._ready.set()
@@ -168,9 +172,15 @@ class Supervisor:
             await self._inbox.put(machine.Tick())
             await asyncio.sleep(_TICK_S)
 
-    async def _bound_logs(self) -> None:
+    async def _look_at_logs(self) -> None:
+        """Bound them, and tell what services that are ready say they are held up by."""
         while True:
             await asyncio.sleep(_LOG_CHECK_S)
+            for name in [n for n, phase in self._phases.items() if phase == machine.Phase.READY]:
+                told = self._troubles.look(name, self._processes.log(name))
+                if told is not None:
+                    detail = f"waits: {told}" if told else "goes on"
+                    self._show(machine.Report(name, machine.Phase.READY, detail))
             self._processes.bound_logs()
 
     def _take_signals(self) -> list[signal.Signals]:

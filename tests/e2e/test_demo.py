@@ -22,6 +22,8 @@ from muster.record import RunRecord, read_record
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(1800)]
 
+DEMO_S = 600.0  # in which a demo's batches are trained, or it ends and says what is waited for
+
 MUSTER = str(Path(sys.executable).with_name("muster"))
 
 
@@ -42,7 +44,8 @@ class Demo:
 
 def _demo(folder: Path) -> Demo:
     environment = dict(os.environ, MUSTER_STATE_DIR=str(folder))
-    done = subprocess.run([MUSTER, "demo", "--json"], stdout=subprocess.PIPE, env=environment)
+    command = [MUSTER, "demo", "--json", "--timeout-s", str(DEMO_S)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     state = folder / "demo"
     config = load_config(None, {"MUSTER_STATE_DIR": str(state)})

@@ -28,13 +28,14 @@ from muster.supervise import state
 from muster.v1 import inference_pb2 as inf
 from muster.v1.inference_pb2_grpc import InferenceServiceStub
 from tests.e2e.leftovers import Muster
-from tests.e2e.test_demo import MUSTER
+from tests.e2e.test_demo import DEMO_S, MUSTER
 
 if TYPE_CHECKING:  # this name is in the generated stubs only
     from muster.v1.inference_pb2_grpc import InferenceServiceAsyncStub
 
 pytestmark = [pytest.mark.engine, pytest.mark.root, pytest.mark.timeout(1800)]
 
+DEMO = ("demo", "--timeout-s", str(DEMO_S))
 KILLED, OTHER = "inference-1", "inference-2"
 _BUSY_S = 300.0  # in which the one that is to be killed must have requests
 _TOKENS_MIN = 60  # that it has sampled by then: a few turns
@@ -72,8 +73,9 @@ def _record(folder: Path) -> RunRecord:
 def _ended(muster: Muster, folder: Path) -> Demo:
     lines = list(muster.lines())
     status = muster.ended()
-    [report] = [line for line in lines if line["event"] == "report"]
-    return Demo(status, report, _record(folder), folder)
+    reports = [line for line in lines if line["event"] == "report"]
+    assert reports, f"status {status}, no report; its last words: {lines[-5:]}"
+    return Demo(status, reports[0], _record(folder), folder)
 
 
 async def _status(folder: Path, replica: str) -> inf.GetReplicaStatusResponse:
@@ -108,13 +110,13 @@ def _kill_when_busy(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("single")
-    return _ended(Muster(folder, "demo", config=None), folder / "demo")
+    return _ended(Muster(folder, *DEMO, config=None), folder / "demo")
 
 
 @pytest.fixture(scope="module")
 def wounded(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     folder = tmp_path_factory.mktemp("two")
-    muster = Muster(folder, "demo", "--replicas", "2", config=None)
+    muster = Muster(folder, *DEMO, "--replicas", "2", config=None)
     muster.until(lambda line: line["event"] == "job" and line["turns"] >= 2)
     _kill_when_busy(folder / "demo")
     return _ended(muster, folder / "demo")
