@@ -250,7 +250,8 @@ async def again(
 ) -> None:
     """The arm muster once more, beside all that is known of strong."""
     known, factor = earlier_fit(earlier)
-    noted({n: v for n, v in earlier.items() if not n.startswith("measured_muster_")})
+    compared = ("measured_muster_", "measured_less", "difference_points")
+    noted({n: v for n, v in earlier.items() if not n.startswith(compared)})
     noted(measured_figures("muster", await bench.measured("muster", factor, known)))
 
 

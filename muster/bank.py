@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -127,7 +128,7 @@ class AsyncBankClient:
         step = self.next_step
         while True:
             try:
-                leased = await self._patiently(lambda: self._calls.lease(step))
+                leased = await self._patiently(lambda: self._calls.lease(step), long=True)
                 break
             except TimeoutError:
                 continue  # that call's time was over; the bank goes on collecting
@@ -176,12 +177,12 @@ class AsyncBankClient:
         self._unsaved = {s: known for s, known in self._unsaved.items() if s > step}
         return groups
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, call: Callable[[], Awaitable[T]], *, long: bool = False) -> T:
         return await patiently(
             "the ready bank",
             call,
             patience_s=self._patience_s,
-            anew_s=_CALL_S,
+            anew_s=_CALL_S if long else inf,  # a lease lasts while the bank is there
             way_out="start it; acknowledged batches stay so, others come again",
         )
 

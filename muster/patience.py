@@ -1,7 +1,9 @@
 """Patience with what is away: Redis, the bank, the folder of checkpoints.
 
 Owns: `patiently`. Promise: only Unavailable is tried again, so the call must be idempotent; nobody
-waits past the patience. Does not cover: a call that never ends (each has its deadline).
+waits past the patience; the log tells every wait and its end, with `awaited` and `over`, for those
+who show them to people (supervise/troubles.py). Does not cover: a call that never ends (each has
+its deadline).
 """
 
 from __future__ import annotations
@@ -32,27 +34,36 @@ async def patiently(
 ) -> T:
     """What `call` answers; waits `first_s` before the second try, then twice as long each time, at
     most `most_s`. A call that lasted longer than `anew_s` was answered until then: the patience
-    begins anew.
+    begins anew. Only for calls that last while all is well: others may fail late, too.
 
-    Raises Unavailable, naming the setting `field`, when `what` has been away for `patience_s`;
+    Raises Unavailable, naming the setting `field`, when `what` has been away for `patience_s`, from
+    the end of the first try that failed;
     `way_out` is for errors that know none.
     """
-    gone, wait = monotonic(), first_s
-    while True:
-        asked = monotonic()
-        try:
-            return await call()
-        except Unavailable as error:
-            now = monotonic()
-            if now - asked > anew_s:
-                gone, wait = now, first_s
-            if now - gone + wait > patience_s:
-                raise Unavailable(
-                    f"{what} has been away for {now - gone:.0f} s ({error.problem})",
-                    field=field or error.field,
-                    value=patience_s if field else error.value,
-                    way_out=error.way_out or way_out,
-                ) from error
-            _log.warning("%s is away, trying again in %.1f s: %s", what, wait, error)
-        await asyncio.sleep(wait)
-        wait = min(2 * wait, most_s)
+    gone: float | None = None  # when a try failed first
+    wait, told = first_s, False
+    try:
+        while True:
+            asked = monotonic()
+            try:
+                return await call()
+            except Unavailable as error:
+                now = monotonic()
+                if gone is None or now - asked > anew_s:
+                    gone, wait = now, first_s
+                if now - gone + wait > patience_s:
+                    raise Unavailable(
+                        f"{what} has been away for {now - gone:.0f} s ({error.problem})",
+                        field=field or error.field,
+                        value=patience_s if field else error.value,
+                        way_out=error.way_out or way_out,
+                    ) from error
+                text, told = f"{what} is away: {error}", True
+                more = {"awaited": what, "trying_again_in_s": round(wait, 3)}
+                _log.warning("%s", text, extra=more)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, most_s)
+    finally:
+        if told and gone is not None:
+            more = {"awaited": what, "over": True}
+            _log.warning("%s was awaited for %.1f s", what, monotonic() - gone, extra=more)

@@ -105,7 +105,12 @@ class Supervisor:
     async def _execute(self, command: machine.Command, tasks: asyncio.TaskGroup) -> None:
         match command:
             case machine.Start(name):
-                await self._processes.start(self._services[name])
+                try:
+                    await self._processes.start(self._services[name])
+                except OSError as error:  # a full disk: it is tried again like one that died
+                    line = f"it could not be started: {error}"
+                    self._inbox.put_nowait(machine.Exited(name, 1, line))
+                    return
                 self._troubles.started(name, self._processes.log(name))
                 self._watches[name] = tasks.create_task(self._watch(name), name=f"watch-{name}")
             case machine.Terminate(name):
@@ -146,14 +151,22 @@ class Supervisor:
                 entry = await self._health.leader(role)
                 if entry is None or entry.id == (known[role].id if role in known else ""):
                     continue
-                if role == "router":
-                    write_router_address(self._claim.state_dir, entry.address)
+                if role == "router" and not self._written_down(entry.address):
+                    continue
                 by_pid = {self._processes.pid(name): name for name in self._services}
                 if role in known and entry.pid in by_pid and entry.pid != known[role].pid:
                     detail = f"leads now, at {entry.address}"
                     self._show(machine.Report(by_pid[entry.pid], machine.Phase.READY, detail))
                 known[role] = entry
             await asyncio.sleep(_LEADER_S)
+
+    def _written_down(self, address: str) -> bool:
+        """Where the router listens; not on a full disk, and then it is tried again."""
+        try:
+            write_router_address(self._claim.state_dir, address)
+        except OSError:
+            return False
+        return True
 
     async def _run_work(self, work: Work) -> None:
         await self._ready.wait()

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from muster.telemetry import printable
@@ -20,12 +21,19 @@ def rotate(path: Path, limit_bytes: int) -> None:
     """Keep one former file beside a new, empty one, once `path` is over the limit.
 
     The writers have it open for appending, so its content is copied and the file is emptied; lines
-    written between the two are lost.
+    written between the two are lost. Where there is no room for a copy all is left as it is.
     """
-    if path.exists() and path.stat().st_size > limit_bytes:
-        shutil.copyfile(path, path.with_suffix(".log.1"))
-        with path.open("r+b") as file:
-            file.truncate()
+    if not path.exists() or path.stat().st_size <= limit_bytes:
+        return
+    former = path.with_suffix(".log.1")
+    try:
+        shutil.copyfile(path, former)
+    except OSError:
+        with suppress(OSError):
+            former.unlink(missing_ok=True)
+        return
+    with path.open("r+b") as file:
+        file.truncate()
 
 
 def last_words(path: Path, start: int, status: int) -> str:

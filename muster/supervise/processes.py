@@ -40,7 +40,7 @@ class Processes:
         return self._logs / f"{name}.log"
 
     async def start(self, service: Service) -> None:
-        """Start it and record it."""
+        """Start it and record it. Raises OSError, leaving nothing, when either cannot be done."""
         name, path = service.name, self.log(service.name)
         before = self._claim.children.get(name)
         logs.rotate(path, _LOG_BYTES_MAX if before else 0)
@@ -67,7 +67,11 @@ class Processes:
         process = identify(int(told)) if told.strip() else None
         starts = before.starts + 1 if before else 1
         self._claim.children[name] = Child(identify(guard.pid), process, starts)
-        self._claim.write()
+        try:
+            self._claim.write()
+        except OSError:
+            await self.end(name)
+            raise
 
     async def ended(self, name: str) -> tuple[int, str]:
         """Wait for the end: exit status (128 + n after signal n) and its last words."""

@@ -1,31 +1,38 @@
 """What holds up services that run, as their logs tell it.
 
 Owns: telling people what a service waits for (room on a disk, Redis, the bank), so that they need
-not look into its log, and that it is over. Promise: only what goes on is told, and once; reading is
-bounded. Does not cover: the wait itself (muster/patience.py), why a process ended (logs.py).
+not look into its log, and that it is over. Promise: told is what is awaited at two looks, once, the
+longest wait first; reading is bounded. Does not cover: the wait itself (muster/patience.py writes
+both ends of it into the log), why a process ended (logs.py).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from muster.telemetry import printable
 
 _READ_BYTES_MAX = 65_536
 _TEXT_CHARACTERS_MAX = 600
-_LOOKS_OVER = 3  # without a word, until it is taken to be over: a try may outlast a look
-_WAIT = re.compile(r", trying again in [\d.]+ s")
+_SILENT_LOOKS_MAX = 60  # then it is over, and its end was written where nobody read
+
+
+@dataclass
+class _Wait:
+    text: str
+    looks: int = 0  # that found it going on
+    silent: int = 0  # looks in a row without a word of it
 
 
 @dataclass
 class _Service:
     read: int  # bytes of its log
-    looks: int = 0  # in a row in which it was held up
-    silent: int = 0  # in a row since
-    told: str = ""
+    waits: dict[str, _Wait] = field(default_factory=dict)  # by what is awaited, the longest first
+    told: str = ""  # what is awaited that people know of
 
 
 class Troubles:
@@ -41,31 +48,41 @@ class Troubles:
     def look(self, name: str, log: Path) -> str | None:
         """What to tell of it now; empty when its trouble is over, None when there is no news."""
         one = self._services[name]
-        text = self._newest(one, log)
-        if not text:
-            one.silent += 1
-            if one.silent < _LOOKS_OVER:
-                return None
-            one.looks, told, one.told = 0, one.told, ""
-            return "" if told else None
-        one.looks, one.silent = one.looks + 1, 0
-        if one.looks < 2 or text == one.told:
+        for wait in one.waits.values():
+            wait.silent += 1
+        for what, text in _words(one, log):
+            if not text:
+                one.waits.pop(what, None)
+                continue
+            wait = one.waits.setdefault(what, _Wait(text))
+            wait.text, wait.silent = text, 0
+        one.waits = {k: w for k, w in one.waits.items() if w.silent <= _SILENT_LOOKS_MAX}
+        for wait in one.waits.values():
+            wait.looks += 1
+        held = next((what for what, wait in one.waits.items() if wait.looks > 1), "")
+        if held == one.told:
             return None
-        one.told = text
-        return text
+        one.told = held
+        return one.waits[held].text if held else ""
 
-    def _newest(self, one: _Service, log: Path) -> str:
-        """The newest wait that was written since the last look."""
-        size = _size(log)
-        begin = max(one.read if one.read <= size else 0, size - _READ_BYTES_MAX)
-        one.read = size
-        try:
-            with log.open("rb") as file:
-                file.seek(begin)
-                lines = file.read(size - begin).decode("utf-8", "replace").split("\n")
-        except OSError:
-            return ""
-        return next((text for line in reversed(lines) if (text := _wait(line))), "")
+
+def _words(one: _Service, log: Path) -> Iterator[tuple[str, str]]:
+    """What is awaited, and how that is said, "" when it is over; since the last look, in order."""
+    size = _size(log)
+    begin = max(one.read if one.read <= size else 0, size - _READ_BYTES_MAX)
+    one.read = size
+    try:
+        with log.open("rb") as file:
+            file.seek(begin)
+            lines = file.read(size - begin).decode("utf-8", "replace").split("\n")
+    except OSError:
+        return
+    for line in lines:
+        record = _record(line)
+        what = str(record.get("awaited") or "")
+        if what:
+            text = "" if record.get("over") else printable(str(record.get("text", "")))
+            yield what, text[:_TEXT_CHARACTERS_MAX]
 
 
 def _size(log: Path) -> int:
@@ -75,14 +92,11 @@ def _size(log: Path) -> int:
         return 0
 
 
-def _wait(line: str) -> str:
-    if '"patience"' not in line:
-        return ""
+def _record(line: str) -> dict[str, Any]:
+    if '"awaited"' not in line:
+        return {}
     try:
-        record = json.loads(line)
+        found = json.loads(line)
     except ValueError:
-        return ""
-    if not isinstance(record, dict) or record.get("logger") != "patience":
-        return ""
-    text = _WAIT.sub("", printable(str(record.get("text", ""))))
-    return text[:_TEXT_CHARACTERS_MAX]
+        return {}
+    return found if isinstance(found, dict) else {}

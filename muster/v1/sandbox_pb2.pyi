@@ -213,8 +213,13 @@ class AcquireBoxRequest(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
     fresh: _builtins.bool
     """End whatever box this attempt has on this host and start a new one."""
+    waited_s: _builtins.float
+    """Seconds that this attempt has waited for a box in earlier calls, on whatever host: callers are
+    served in the order in which their attempts began to wait. 0 to 1e6.
+    """
     @_builtins.property
     def episode(self) -> _common_pb2.EpisodeKey: ...
     @_builtins.property
@@ -228,10 +233,11 @@ class AcquireBoxRequest(_message.Message):
         task: _common_pb2.TaskPackage | None = ...,
         limits: Global___BoxLimits | None = ...,
         fresh: _builtins.bool = ...,
+        waited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "limits", b"limits", "task", b"task"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "fresh", b"fresh", "limits", b"limits", "task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["episode", b"episode", "fresh", b"fresh", "limits", b"limits", "task", b"task", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

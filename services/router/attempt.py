@@ -69,6 +69,7 @@ class Attempt(ABC):
         self._killed: dict[int, set[str]] = {}  # turn → hosts that went while its command ran
         self._retry = self._retries = 0
         self._wake_at: float | None = None
+        self._waits_since: float | None = None  # for a box
         self._verdicts: tuple[Verdict, ...] = ()
         self._end: End | None = None
         self._failure, self._detail = Failure.NONE, ""
@@ -90,6 +91,8 @@ class Attempt(ABC):
 
     def start(self, fleet: Fleet, now: float) -> Commands:
         """Ask a host for a box; wait when there is none."""
+        if self._waits_since is None:
+            self._waits_since = now
         picked = fleet.hosts.pick(now, avoid=self._lost_host, builds=self.task.builds)
         self.host = picked.host
         if not self.host:
@@ -105,6 +108,7 @@ class Attempt(ABC):
                 task_digest=self.task.digest,
                 limits=self.rules.limits,
                 fresh=self._fresh or self._rebuilds > 0,
+                waited_s=now - self._waits_since,
                 why=picked.why,
                 terms=picked.terms,
                 home=home,
@@ -120,6 +124,7 @@ class Attempt(ABC):
         if not self._wants_box:
             return [e.ReleaseBox(event.episode, event.host, event.box)]
         self.box, self.host, self._retries = event.box, event.host, 0
+        self._waits_since = None
         account = self.account
         account.started_unix_s = account.started_unix_s or event.start_unix_s
         account.spend(EpisodeState.BOX_START, event.start_unix_s, event.end_unix_s)

@@ -53,6 +53,7 @@ class AcquireBox(Command, frozen=True):
     task_digest: str
     limits: Limits
     fresh: bool = False  # end whatever box this attempt has on that host
+    waited_s: float = 0.0  # for this box, on whatever host
     why: str = ""
     terms: dict[str, float] = {}
     home: str = ""

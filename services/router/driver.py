@@ -63,6 +63,9 @@ class RouterDriver:
         self._registry, self._section = registry, section
         self._watchers: set[asyncio.Event] = set()
         self._traces: dict[str, str] = {}  # job or group id → traceparent of what began it
+        # Groups become durable in the order in which they were opened: the bank tells by it who
+        # was overtaken, a restart reads it, and the first launches follow it.
+        self._openings = asyncio.Lock()
         self._driver: MachineDriver[e.RouterEvent, e.RouterCommand] = MachineDriver(
             machine, self._execute, journal, after=self._wake
         )
@@ -160,8 +163,9 @@ class RouterDriver:
             case e.OpenGroup():
                 rules = self._machine.rules
                 key = EpisodeKey(rules.run, command.group, 0, 0, rules.owner_epoch)
-                await self._patiently(lambda: self._durable.open_group(command, key))
-                return e.GroupRecorded(command.group, *await self._opening(command))
+                async with self._openings:
+                    await self._patiently(lambda: self._durable.open_group(command, key))
+                    return e.GroupRecorded(command.group, *await self._opening(command))
             case e.RecordEpisode():
                 await self._patiently(lambda: self._durable.record_episode(command))
                 return e.EpisodeRecorded(command.episode)

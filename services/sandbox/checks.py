@@ -10,6 +10,7 @@ from services.sandbox.config import SandboxConfig
 from services.sandbox.events import RefuseTicket, identity
 
 _SHOWN = 500  # characters of output in an error
+_WAITED_MAX_S = 1e6
 
 
 def step(config: SandboxConfig, command: str, timeout_s: float) -> None:
@@ -86,6 +87,17 @@ def capacity(name: str, figure: int, least: int, most: int) -> None:
     if not least <= figure <= most:
         raise InvalidInput(
             f"has to be from {least} to {most}", field=name, value=figure, way_out="ask for another"
+        )
+
+
+def waited(seconds: float) -> None:
+    """Raise InvalidInput for what no attempt can have waited."""
+    if not 0.0 <= seconds <= _WAITED_MAX_S:
+        raise InvalidInput(
+            f"an attempt can have waited 0 to {_WAITED_MAX_S:g} s",
+            field="waited_s",
+            value=seconds,
+            way_out="leave it out, or give the seconds since it first asked for its box",
         )
 
 

@@ -145,11 +145,14 @@ class SandboxHost:
         wait_s: float,
         *,
         fresh: bool = False,
+        waited_s: float = 0.0,
     ) -> Acquired:
         """A box prepared for the task; the same call again gives the same box while unused.
 
         fresh: a box of this attempt that was used is ended first. Without it that is Refused.
+        waited_s: it stands before those that have waited for less.
         """
+        checks.waited(waited_s)
         self._hear(key.run, key.owner_epoch, events.Spoke(key))
         deadline = monotonic() + wait_s
         try:
@@ -166,7 +169,7 @@ class SandboxHost:
         if ask is None:
             ledger = Ledger(steps_max=self._config.steps_max, kept_max=self._config.answers_kept)
             ask = self._orders.expect(key, UsedBox(task, files, granted, setup, ledger))
-            self._orders.enqueue(ask, deadline)
+            self._orders.enqueue(ask, deadline, monotonic() - waited_s)
         elif (ask.box.task.digest, ask.box.limits) != wanted:
             raise checks.another_box(key)
         self._orders.feed(events.Spoke(key, ask.name))

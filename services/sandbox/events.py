@@ -16,13 +16,16 @@ def identity(key: EpisodeKey) -> EpisodeKey:
 class Asked(Value, frozen=True, tag=True):
     """A caller wants a box for `key` and waits until `deadline`.
 
-    kind: what has to be in it; None for one that only its caller can fill (a fork).
+    kind: what has to be in it; None for one that only its caller can fill (a fork). since: when the
+    attempt began to wait, maybe in an earlier call that came to its deadline; equal ones are served
+    as they came.
     """
 
     ticket: int
     key: EpisodeKey
     deadline: float
     kind: Kind | None = None
+    since: float = 0.0
 
 
 class GaveUp(Value, frozen=True, tag=True):
@@ -51,7 +54,7 @@ class Handed(Value, frozen=True, tag=True):
 
 
 class FoundDead(Value, frozen=True, tag=True):
-    """A warm box was not alive: its caller waits again, at the head."""
+    """A warm box was not alive: its caller waits again, where it stood."""
 
     box: str
 

@@ -2,20 +2,20 @@
 
 Owns: every box of this host by its state, the callers waiting for one, the newest owner epoch of
 each run. Promise: never more than `boxes_max` boxes, `starting_max` starts nor `building_max`
-set-ups at once; callers are served in order, but for those whose set-up has to be made first, and
-none waits past its deadline. One set-up is made for all callers that wait for the same content.
-Boxes stand ready for callers to come (`warm_max`); each is used once, and none keeps a caller
-waiting: it ends first. A box belongs to an attempt, not to an epoch: when a newer owner speaks,
-older ones are refused and the boxes live on; a call of the newest owner makes a box its own, and
-one that it does not use within `adopt_s` of its first word ends, as does one that was taken over
-from a former service and is not used. A box that nobody touches for `idle_s` ends. None ends so
-while something runs in it, which counts as a touch when it is over.
-Does not cover: what a box is (box.py), its steps (ledger.py), how many are wanted (warm.py).
+set-ups at once; callers are served in the order in which their attempts began to wait, but for
+those whose set-up has to be made first, and none waits past its deadline. One set-up is made for
+all callers that wait for the same content. Boxes stand ready for callers to come (`warm_max`); each
+is used once, and none keeps a caller waiting: it ends first. A box belongs to an attempt, not to an
+epoch: when a newer owner speaks, older ones are refused and the boxes live on; a call of the newest
+owner makes a box its own, and one that it does not use within `adopt_s` of its first word ends, as
+does one that was taken over from a former service and is not used. A box that nobody touches for
+`idle_s` ends. None ends so while something runs in it, which counts as a touch when it is over.
+Does not cover: what a box is (box.py), its steps (ledger.py), how many are wanted (warm.py), who is
+before whom (waiting.py).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 
 from msgspec.structs import replace
@@ -56,6 +56,7 @@ from services.sandbox.events import (
 )
 from services.sandbox.owners import Owners
 from services.sandbox.places import BoxState, Place, Places, PoolRules
+from services.sandbox.waiting import Waiting
 from services.sandbox.warm import Demand, Kind
 
 _WARM_PAUSE_S = 5.0  # after a start for nobody that failed, or a warm box that died
@@ -67,7 +68,7 @@ class Pool:
 
     def __init__(self, rules: PoolRules, prefix: str = "box"):
         self._boxes = Places(rules, prefix)
-        self._waiting: OrderedDict[int, Asked] = OrderedDict()
+        self._waiting = Waiting()
         self._owners = Owners()
         self._demand = Demand()
         self._set_up: set[str] = set()  # contents that have a snapshot
@@ -89,7 +90,7 @@ class Pool:
             case Asked():
                 self._ask(event, now, commands)
             case GaveUp(ticket):
-                self._waiting.pop(ticket, None)
+                self._waiting.drop(ticket)
             case Spoke(key, name):
                 self._see(key.run, key.owner_epoch, now, commands)
                 self._touch(key, name, now)
@@ -185,7 +186,7 @@ class Pool:
             problem = f"{self.rules.waiting_max} callers wait for a box already"
             commands.append(RefuseTicket(event.ticket, False, problem))
         else:
-            self._waiting[event.ticket] = event
+            self._waiting.add(event)
             if event.kind is not None:
                 self._demand.asked(event.kind, key, now)
 
@@ -194,10 +195,10 @@ class Pool:
             return
         if self._owners.hear(run, epoch, now, self._boxes.runs) is not None:
             commands.append(TellFormer())
-        for ticket, asked in list(self._waiting.items()):
+        for asked in self._waiting:
             if asked.key.run == run and asked.key.owner_epoch < epoch:
-                del self._waiting[ticket]
-                commands.append(RefuseTicket(ticket, True, "a newer owner epoch has spoken"))
+                self._waiting.drop(asked.ticket)
+                commands.append(RefuseTicket(asked.ticket, True, "a newer owner epoch has spoken"))
 
     def _touch(self, key: EpisodeKey, name: str, now: float) -> None:
         """A call for a box: by the newest owner of its attempt it keeps the box, and makes it its
@@ -230,8 +231,7 @@ class Pool:
         box = self._boxes[name]
         if box.asked is not None and box.key is not None and not box.doomed:
             # Under the newest owner that asked for it meanwhile.
-            self._waiting[box.asked.ticket] = replace(box.asked, key=box.key)
-            self._waiting.move_to_end(box.asked.ticket, last=False)
+            self._waiting.add(replace(box.asked, key=box.key))
         box.state, box.key, box.asked = BoxState.ENDING, None, None
         self._warm_again = now + _WARM_PAUSE_S  # what kills one may kill the next
         commands.append(EndBox(name, "it did not answer"))
@@ -246,10 +246,10 @@ class Pool:
         if made:
             self._set_up.add(content)
             return
-        for ticket, asked in list(self._waiting.items()):
+        for asked in self._waiting:
             if asked.kind is not None and asked.kind.content == content:
-                del self._waiting[ticket]
-                commands.append(TellFailure(ticket, name))
+                self._waiting.drop(asked.ticket)
+                commands.append(TellFailure(asked.ticket, name))
 
     def _drop(self, content: str, commands: list[Command]) -> None:
         """The next set-up of the content may leave another state: no box of this one is handed
@@ -286,11 +286,11 @@ class Pool:
                 self._end(name, why, commands)
             elif box.state is BoxState.WARM and now - box.touched > self.rules.warm_idle_s:
                 self._end(name, "nobody asked for it", commands)
-        for ticket, asked in list(self._waiting.items()):
+        for asked in self._waiting:
             if now >= asked.deadline:
-                del self._waiting[ticket]
+                self._waiting.drop(asked.ticket)
                 problem = f"all {self.rules.boxes_max} boxes of this host stayed in use"
-                commands.append(RefuseTicket(ticket, False, problem))
+                commands.append(RefuseTicket(asked.ticket, False, problem))
 
     def _unused(self, box: Place, now: float) -> str:
         """Why a box in use should go, or nothing."""
@@ -316,7 +316,7 @@ class Pool:
         coming, setups = self._boxes.coming, self._boxes.setups
         starting = self._boxes.count(BoxState.STARTING)
         spare, short = bool(self._boxes.spare), 0
-        for asked in list(self._waiting.values()):
+        for asked in self._waiting:
             kind, room = asked.kind, self._boxes.room
             if not spare and not room:
                 return short + 1
@@ -337,7 +337,7 @@ class Pool:
     def _hand(self, name: str, asked: Asked, commands: list[Command]) -> None:
         box = self._boxes[name]
         box.state, box.key, box.asked = BoxState.HANDING, asked.key, asked
-        del self._waiting[asked.ticket]
+        self._waiting.drop(asked.ticket)
         commands.append(HandOver(asked.ticket, name, asked.key))
 
     def _set_up_first(self, ticket: int, kind: Kind, now: float, commands: list[Command]) -> int:
@@ -354,7 +354,7 @@ class Pool:
             return 1
         name = self._boxes.take(BoxState.STARTING, now, asked.kind)
         self._boxes[name].key = asked.key
-        del self._waiting[asked.ticket]
+        self._waiting.drop(asked.ticket)
         commands.append(StartBox(asked.ticket, name, asked.key))
         return 0
 

@@ -55,6 +55,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             ),
             context.time_remaining() or 0.0,
             fresh=request.fresh,
+            waited_s=request.waited_s,
         )
         return pb.AcquireBoxResponse(
             box=got.box,

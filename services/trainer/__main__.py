@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,10 +117,10 @@ async def _take_over(redis: Redis, run: str, mine: TrainerConfig, store: Checkpo
     from muster.trainer_epoch import take_epoch
     from services.trainer.adapters.retry import retried
 
-    patience = {"retry_s": mine.retry_s, "first_s": mine.retry_first_s}
-    await retried("the lock of the checkpoint folder", store.hold, **patience)
+    patient = partial(retried, retry_s=mine.retry_s, first_s=mine.retry_first_s)
+    await patient("the lock of the checkpoint folder", store.hold)
     used = await worker.in_daemon(store.epoch, "epoch")
-    epoch = await retried("Redis", lambda: take_epoch(redis, run, used), **patience)
+    epoch: int = await patient("Redis", lambda: take_epoch(redis, run, used))
     store.note_epoch(epoch)
     return epoch
 

@@ -38,6 +38,8 @@ from services.trainer.ports import Bank, Fleet, Stage, VersionLog, VersionRecord
 from services.trainer.returns import GroupsReturned, to_keep, to_return
 
 T = TypeVar("T")
+Call = Callable[[], Awaitable[T]]
+Points = tuple[str, str]
 EVENTS_MAX = 64  # a few tasks at a time answer, so a handful is ever queued
 _RECORD_POINTS = {
     Stage.TRAINED: ("trainer.record_trained.before", "trainer.record_trained.after"),
@@ -282,11 +284,11 @@ class Driver:
         return s.CheckpointSaved(command.step, record, self._store.oldest_kept())
 
     async def _lease(self, step: int) -> TrainBatch:
-        points = ("trainer.lease.before", "trainer.lease.after")
+        what, points = "the ready bank", ("trainer.lease.before", "trainer.lease.after")
         while True:  # a lease that ends in time without a batch is asked for again
             asked = monotonic()
             try:
-                return await self._effect("the ready bank", points, lambda: self._bank.lease(step))
+                return await self._effect(what, points, lambda: self._bank.lease(step), long=True)
             except TimeoutError:
                 _log.info("no batch for step %d in %.0f s, asking again", step, monotonic() - asked)
 
@@ -354,9 +356,7 @@ class Driver:
         self._lineage = grown
         return meta.record(folder)
 
-    async def _effect(
-        self, what: str, points: tuple[str, str], call: Callable[[], Awaitable[T]]
-    ) -> T:
+    async def _effect(self, what: str, points: Points, call: Call[T], *, long: bool = False) -> T:
         """What others can see, between its failpoints; repeated when it may have failed."""
 
         async def once() -> T:
@@ -365,11 +365,11 @@ class Driver:
             await failpoints.at(points[1])
             return answer
 
-        return await self._retried(what, once)
+        return await self._retried(what, once, long=long)
 
-    async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        first_s = self.settings.retry_first_s
-        return await retried(what, call, retry_s=self.settings.retry_s, first_s=first_s)
+    async def _retried(self, what: str, call: Call[T], *, long: bool = False) -> T:
+        retry_s, first_s = self.settings.retry_s, self.settings.retry_first_s
+        return await retried(what, call, retry_s=retry_s, first_s=first_s, long=long)
 
     def _tell(self, event: s.TrainerEvent, before: s.Phase) -> None:
         machine = self.machine

@@ -199,6 +199,22 @@ async def test_no_caller_waits_past_its_deadline(host: SandboxHost) -> None:
     assert caught.value.field == "sandbox.boxes_max"
 
 
+async def test_who_has_waited_in_earlier_calls_is_served_before_who_came_first(
+    host: SandboxHost,
+) -> None:
+    boxes = [await acquire(host, key(sibling=n)) for n in range(2)]
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(acquire(host, key(sibling=2)))
+        await asyncio.sleep(0)
+        again = tasks.create_task(host.acquire(key(sibling=3), **package(), waited_s=90.0))
+        await asyncio.sleep(0)
+        await host.release(key(sibling=0), boxes[0].box)
+        box = (await again).box
+        assert not first.done()
+        await host.release(key(sibling=3), box)
+        await first
+
+
 async def test_a_caller_that_leaves_the_queue_takes_no_box(host: SandboxHost) -> None:
     boxes = [await acquire(host, key(sibling=n)) for n in range(2)]
     with pytest.raises(TimeoutError):
@@ -215,6 +231,8 @@ async def test_a_caller_that_leaves_the_queue_takes_no_box(host: SandboxHost) ->
         ({"digest": "00"}, "task.digest"),
         ({"asked": Limits(memory_bytes=1 << 50)}, "limits.memory_bytes"),
         ({"asked": Limits(pids=-1)}, "limits.pids"),
+        ({"waited_s": -1.0}, "waited_s"),
+        ({"waited_s": float("nan")}, "waited_s"),
     ],
 )
 async def test_a_wrong_request_names_its_field(

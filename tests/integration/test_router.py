@@ -78,6 +78,19 @@ async def test_a_task_set_becomes_recorded_turns_and_labels(
     assert (replayed.problem, replayed.events > 10) == ("", True)
 
 
+async def test_groups_become_durable_in_the_order_of_their_job(
+    redis: Redis, run: str, tmp_path: Path
+) -> None:
+    """The bank tells by it which group was overtaken, and a restarted router reads it."""
+    rules = {"groups_per_batch": 48}
+    async with fleet(redis, run), router(redis, run, tmp_path, **rules) as it:
+        await it.stub.SubmitTaskSet(submission(groups=48), timeout=20)
+        await until(it.stub, complete)
+    found = await events(redis, run)
+    opened = [e.episode.group for e in found if e.HasField("group_opened")]
+    assert opened == [f"job-{n:05}" for n in range(48)]
+
+
 async def test_an_exec_whose_answer_is_lost_is_asked_again_and_runs_once(
     redis: Redis, run: str, tmp_path: Path
 ) -> None:

@@ -260,6 +260,7 @@ class Calls:
                     cpus=limits.cpus,
                 ),
                 fresh=command.fresh,
+                waited_s=command.waited_s,
             )
 
             async def call() -> sbx.AcquireBoxResponse:

@@ -102,13 +102,14 @@ class Orders:
         ask = self.attempts[identity(key)] = Ask(key, box, self._tickets)
         return ask
 
-    def enqueue(self, ask: Ask, deadline: float) -> None:
+    def enqueue(self, ask: Ask, deadline: float, since: float) -> None:
+        """Let it wait; since: as in Asked."""
         setup, kind = ask.box.setup, None
         if ask.layer is None:
             self.templates.remember(setup)
             kind = Kind(setup.content, ask.box.limits, setup.snapshot)
         self._asks[ask.ticket] = ask
-        self.feed(events.Asked(ask.ticket, ask.key, deadline, kind))
+        self.feed(events.Asked(ask.ticket, ask.key, deadline, kind, since))
 
     def abandon(self, key: EpisodeKey, ask: Ask) -> None:
         """Every caller left before the box was there: nobody would ever use or release it.

@@ -155,7 +155,7 @@ class Starts:
             self._orders.forget(ask)
             ask.settle(Unavailable("the owner of the run changed", way_out="ask again"))
         else:
-            self._orders.enqueue(ask, deadline)
+            self._orders.enqueue(ask, deadline, monotonic())
 
 
 def told(failure: Exception) -> MusterError:

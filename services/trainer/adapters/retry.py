@@ -1,13 +1,13 @@
 """The trainer's patience with what is away: the bank, Redis, the folder of checkpoints.
 
-Owns: `retried`. Promise: muster/patience.py's, and a call that lasted for long, as a lease does,
-was answered until then, so the patience begins anew. Does not cover: a call that never ends (each
-has its deadline).
+Owns: `retried`. Promise: muster/patience.py's. Does not cover: a call that never ends (each has its
+deadline).
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from math import inf
 from typing import TypeVar
 
 from muster.patience import patiently
@@ -17,11 +17,17 @@ STEP_MAX_S = 5.0
 
 
 async def retried(
-    what: str, call: Callable[[], Awaitable[T]], *, retry_s: float, first_s: float
+    what: str,
+    call: Callable[[], Awaitable[T]],
+    *,
+    retry_s: float,
+    first_s: float,
+    long: bool = False,
 ) -> T:
     """What `call` answers; waits `first_s` before the second try, and twice as long each time.
 
-    Raises Unavailable when `what` has been away for `retry_s`.
+    long: the call lasts while all is well, as a lease does: one that fails late was answered until
+    then, and the patience begins anew. Raises Unavailable when `what` has been away for `retry_s`.
     """
     return await patiently(
         what,
@@ -29,7 +35,7 @@ async def retried(
         patience_s=retry_s,
         first_s=first_s,
         most_s=STEP_MAX_S,
-        anew_s=STEP_MAX_S,
+        anew_s=STEP_MAX_S if long else inf,
         field="trainer.retry_s",
         way_out="start it; the trainer goes on from its checkpoint",
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import pytest
 
 from muster.errors import Refused, Unavailable
@@ -54,3 +57,41 @@ async def test_a_call_that_was_answered_for_long_begins_the_patience_anew() -> N
     call = Away(*[AWAY] * 4)
     told = await patiently("it", call, patience_s=0.03, first_s=0.02, anew_s=-1.0)
     assert (told, call.calls) == ("here", 5)
+
+
+async def test_a_try_that_lasts_before_it_fails_does_not_begin_the_patience_anew() -> None:
+    """A disk that is full says so when most is written."""
+    tries = 0
+
+    async def full() -> str:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.02)
+        raise AWAY
+
+    with pytest.raises(Unavailable, match="has been away"):
+        await patiently("the disk", full, patience_s=0.1, first_s=0.01, most_s=0.01)
+    assert 2 <= tries <= 10
+
+
+async def test_the_first_try_may_take_longer_than_the_patience() -> None:
+    call = Away(AWAY)
+
+    async def slow() -> str:
+        await asyncio.sleep(0.05)
+        return await call()
+
+    assert await patiently("the disk", slow, patience_s=0.04, first_s=0.001) == "here"
+
+
+@pytest.mark.parametrize("errors", [[AWAY, AWAY], [AWAY, Refused("no")]])
+async def test_the_log_tells_what_is_awaited_and_when_that_is_over(
+    caplog: pytest.LogCaptureFixture, errors: list[Exception]
+) -> None:
+    with caplog.at_level(logging.WARNING, "patience"):
+        try:
+            await patiently("Redis", Away(*errors), patience_s=60.0, first_s=0.001)
+        except Refused:
+            pass
+    told = [(vars(r).get("awaited"), vars(r).get("over", False)) for r in caplog.records]
+    assert told == [("Redis", False)] * errors.count(AWAY) + [("Redis", True)]

@@ -182,6 +182,16 @@ def test_a_full_host_is_asked_again_later_within_the_bound() -> None:
     assert labels(world)[0].cause == "box_start"
 
 
+def test_an_attempt_tells_for_how_long_it_has_waited_for_its_box() -> None:
+    world = World().on(
+        e.AcquireBox, lambda c: e.BoxRefused(c.episode, c.host, "full", retryable=True)
+    )
+    world.start().feed(job(size=1))
+    for _ in range(2):
+        world.wait(10.0)
+    assert [c.waited_s for c in world.sent(e.AcquireBox)] == [0.0, 10.0, 20.0]
+
+
 def test_a_failed_replica_is_avoided_and_the_same_turn_asked_again_without_its_messages() -> None:
     def fail_r0(command: e.Generate) -> e.RouterEvent:
         if command.replica == "r0":

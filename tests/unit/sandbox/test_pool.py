@@ -82,6 +82,21 @@ def test_nobody_waits_past_the_deadline(pool: Pool) -> None:
     assert refusal.ticket == 3
 
 
+def test_an_attempt_that_asks_again_after_its_deadline_stands_where_it_stood(pool: Pool) -> None:
+    """More episodes than boxes: each call comes to its deadline while others are launched."""
+    for ticket in (1, 2, 3):
+        pool.handle(ask(ticket), 0)
+        pool.handle(Started(f"box-{ticket}"), 0)
+    pool.handle(ask(4, deadline=60.0), 0)
+    pool.handle(Ticked(), 60.0)
+    pool.handle(Asked(5, key(5), 130.0, since=60.2), 60.2)
+    pool.handle(Asked(6, key(4), 120.0, since=0.5), 60.5)
+    pool.handle(Released("box-2"), 61)
+    assert pool.handle(Ended("box-2"), 61) == [StartBox(6, "box-4", key(4))]
+    pool.handle(Released("box-1"), 62)
+    assert pool.handle(Ended("box-1"), 62) == [StartBox(5, "box-5", key(5))]
+
+
 def test_a_caller_that_left_is_not_served(pool: Pool) -> None:
     for ticket in (1, 2, 3):
         pool.handle(ask(ticket), 0)

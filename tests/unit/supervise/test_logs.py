@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+
+import pytest
 
 from muster.supervise.logs import last_words, rotate
 
@@ -86,3 +89,18 @@ def test_a_killed_process_is_not_said_to_have_died_of_its_last_line(tmp_path: Pa
 def test_the_services_own_line_counts_before_what_libraries_say_at_exit(tmp_path: Path) -> None:
     log = _log(tmp_path / "inference.log", "inference: no such model", "TypeError: at exit")
     assert last_words(log, 0, 2) == "inference: no such model"
+
+
+def test_a_log_that_has_no_room_for_its_copy_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = _log(tmp_path / "a.log", "x" * 99)
+
+    def full(path: Path, former: Path) -> None:
+        former.write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("muster.supervise.logs.shutil.copyfile", full)
+    rotate(log, 10)
+    assert log.read_text() == "x" * 99 + "\n"
+    assert list(tmp_path.iterdir()) == [log]

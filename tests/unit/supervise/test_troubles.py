@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
+from muster.errors import Unavailable
+from muster.patience import patiently
 from muster.supervise.troubles import Troubles
+from muster.telemetry import JsonFormatter
 
-FULL = (
-    "the checkpoint folder is away, trying again in {} s: no space left on the device → make room"
-)
-TOLD = "the checkpoint folder is away: no space left on the device → make room"
+FULL = "the disk is away: no space left on the device → make room"
 
 
 class Service:
@@ -20,18 +21,24 @@ class Service:
 
     def __init__(self, folder: Path):
         self.log, self.troubles = folder / "trainer.log", Troubles()
-        self.say("from the process before", "patience")
+        self.waits("an older process" + 999 * "x")
         self.troubles.started("trainer", self.log)
 
-    def say(self, text: str, logger: str = "trainer") -> None:
+    def say(self, text: str, **more: object) -> None:
         with self.log.open("a") as file:
-            file.write(json.dumps({"level": "WARNING", "logger": logger, "text": text}) + "\n")
+            file.write(json.dumps({"level": "WARNING", "text": text, **more}) + "\n")
 
-    def waits(self, wait: float = 5.0) -> None:
-        self.say(FULL.format(wait), "patience")
+    def waits(self, text: str = FULL, what: str = "the disk") -> None:
+        self.say(text, awaited=what)
+
+    def ends(self, what: str = "the disk") -> None:
+        self.say(f"{what} was awaited", awaited=what, over=True)
 
     def look(self) -> str | None:
         return self.troubles.look("trainer", self.log)
+
+    def looks(self, count: int) -> list[str | None]:
+        return [self.look() for _ in range(count)]
 
 
 @pytest.fixture
@@ -39,62 +46,85 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
-def test_what_goes_on_is_told_once_though_its_waits_grow(service: Service) -> None:
-    found = []
-    for wait in (0.2, 5.0, 5.0, 4.0):
-        service.waits(wait)
-        service.say("something else")
-        found.append(service.look())
-    assert found == [None, TOLD, None, None]
-
-
-def test_a_wait_that_is_over_soon_is_not_told(service: Service) -> None:
+def test_what_goes_on_is_told_once_however_far_its_tries_are_apart(service: Service) -> None:
     service.waits()
-    assert [service.look() for _ in range(6)] == [None] * 6
+    service.say("something else")
+    assert service.looks(9) == [None, FULL, *[None] * 7]
+    service.waits()
+    assert service.looks(9) == [None] * 9
+
+
+def test_waits_that_are_over_soon_are_not_told(service: Service) -> None:
+    for _ in range(3):
+        service.waits()
+        service.ends()
+        assert service.look() is None
     service.waits()
     assert service.look() is None
+    service.ends()
+    assert service.looks(3) == [None] * 3
 
 
 def test_the_end_of_a_trouble_is_told_once(service: Service) -> None:
-    for _ in range(2):
-        service.waits()
-        service.look()
-    assert [service.look() for _ in range(5)] == [None, None, "", None, None]
+    service.waits()
+    service.looks(2)
+    service.ends()
+    assert service.looks(3) == ["", None, None]
 
 
-def test_a_try_that_takes_longer_than_a_look_ends_nothing(service: Service) -> None:
-    found = []
-    for held in (True, True, False, False, True, False, True):
-        if held:
-            service.waits()
-        found.append(service.look())
-    assert found == [None, TOLD, None, None, None, None, None]
+def test_of_several_the_longest_is_told_and_then_the_next(service: Service) -> None:
+    service.waits("Redis is away", "Redis")
+    service.waits("the bank is away", "the bank")
+    told = service.looks(3)
+    service.waits("the bank is away", "the bank")
+    service.ends("Redis")
+    assert [*told, *service.looks(2)] == [None, "Redis is away", None, "the bank is away", None]
 
 
-def test_another_trouble_is_told_in_its_place(service: Service) -> None:
-    for _ in range(2):
-        service.waits()
-        service.look()
-    service.say("Redis is away, trying again in 0.1 s: gone → start it", "patience")
-    assert service.look() == "Redis is away: gone → start it"
+def test_a_new_process_starts_without_troubles(service: Service) -> None:
+    service.waits()
+    service.look()
+    service.troubles.started("trainer", service.log)
+    assert service.looks(3) == [None] * 3
+
+
+def test_an_end_that_nobody_read_is_taken_for_granted_at_last(service: Service) -> None:
+    service.waits()
+    assert service.looks(70).count("") == 1
 
 
 def test_a_rotated_or_absent_or_garbled_log_is_read_as_far_as_it_goes(service: Service) -> None:
-    service.waits()
-    service.look()
     service.log.write_text("")
     service.waits()
-    assert service.look() == TOLD
+    assert service.looks(2) == [None, FULL]
     with service.log.open("ab") as file:
-        file.write(b'{"patience": \xff\n["patience"]\n')
+        file.write(b'{"awaited": \xff\n["awaited"]\n{"awaited": null}\n')
     assert service.look() is None
     service.log.unlink()
     assert service.look() is None
 
 
 def test_a_log_that_grew_a_lot_is_read_in_its_last_part(service: Service) -> None:
-    for _ in range(2):
-        service.say("x" * 200_000)
-        service.waits()
-        found = service.look()
-    assert found == TOLD
+    service.say("x" * 200_000)
+    service.waits()
+    assert service.looks(2) == [None, FULL]
+
+
+async def test_what_patience_writes_is_what_is_read_here(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries, said = 0, list[str | None]()
+
+    async def call() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise Unavailable("no space left", field="checkpoint", way_out="make room")
+
+    with caplog.at_level(logging.WARNING, "patience"):
+        await patiently("the disk", call, patience_s=9.0, first_s=0.001)
+    for record in caplog.records:
+        with service.log.open("a") as file:
+            file.write(JsonFormatter("trainer").format(record) + "\n")
+        said.append(service.look())
+    assert said == [None, "the disk is away: checkpoint = '': no space left → make room", ""]
