@@ -57,12 +57,16 @@ def results(tasks: Sequence[Task], jobs: int, tell: Callable[[str], None]) -> li
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max(1, jobs), mp_context=spawn) as pool:
         asked = {pool.submit(run, task): task for task in open_}
-        for number, future in enumerate(as_completed(asked), 1):
-            task, figures = asked[future], future.result()
-            kept[task] = figures
-            _file(folder, task).write_bytes(msgspec.json.encode(figures))
-            if number % 20 == 0 or number == len(open_):
-                tell(f"{number} of {len(open_)} runs")
+        try:
+            for number, future in enumerate(as_completed(asked), 1):
+                task, figures = asked[future], future.result()
+                kept[task] = figures
+                _file(folder, task).write_bytes(msgspec.json.encode(figures))
+                if number % 20 == 0 or number == len(open_):
+                    tell(f"{number} of {len(open_)} runs")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it runs all the rest for nobody
+            raise
     return [found for task in tasks if (found := kept[task]) is not None]
 
 

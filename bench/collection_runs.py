@@ -93,10 +93,14 @@ def _ran(jobs: list[Job], processes: int) -> Iterator[tuple[Job, Result]]:
     ):
         bar = shown.add_task("runs", total=len(jobs))
         asked = {pool.submit(_run, job): job for job in jobs}
-        for future in as_completed(asked):
-            job = asked[future]
-            shown.update(bar, advance=1, description=f"{job.arm}, {job.regime}, {job.seed}")
-            yield job, future.result()
+        try:
+            for future in as_completed(asked):
+                job = asked[future]
+                shown.update(bar, advance=1, description=f"{job.arm}, {job.regime}, {job.seed}")
+                yield job, future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # or it runs all the rest for nobody
+            raise
 
 
 def _run(job: Job) -> Result:

@@ -108,7 +108,6 @@ class EngineModel:
 
     @property
     def kv_tokens(self) -> int:
-        """KV in all."""
         return self.cache.total * self.cache.block
 
     def sampled_by(self, now: float) -> int:
@@ -234,9 +233,7 @@ class EngineModel:
         if self._ending:
             self._sample_first()
         while ends and ends[0][0] <= batch.step:
-            request = heappop(ends)[2]
-            if not request.gone:
-                self._finish(request)
+            self._finish(heappop(ends)[2])
         if self._aborting:
             self._end_aborted()
         if self._clearing:
@@ -250,7 +247,7 @@ class EngineModel:
             if request.first_at < 0:
                 request.first_at = self._stretch.at
             left = request.sampled - request.made
-            if left or request.gone:
+            if left:
                 request.origin = self._batch.join(request.tokens + 1)
                 heappush(self._ends, (self._batch.step + left, request.order[1], request))
             else:
@@ -258,9 +255,12 @@ class EngineModel:
         self._ending.clear()
 
     def _finish(self, request: Request) -> None:
+        """In its turn, also when it was aborted in its last step: then nobody is told."""
         self._let_go(request)
         del self._live[request.id]
-        if not request.quiet:
+        if request.gone:
+            self._aborting.remove(request)
+        elif not request.quiet:
             self._done.append(request.done(self._stretch.at))
 
     def _let_go(self, request: Request) -> None:

@@ -154,12 +154,17 @@ class Race:
                 key = command.episode.id
                 self._migrations += self._at.get(key, command.replica) != command.replica
                 self._at[key] = command.replica
-            elif isinstance(command, e.RecordEpisode) and command.label.outcome.valid:
+            elif isinstance(command, e.RecordEpisode) and self._last(command):
                 group = command.episode.group
                 left = self._open.get(group, self._regime.group_size) - 1
                 self._open[group] = left
                 if not left:
                     self._finished[group] = self._world.heap.now
+
+    def _last(self, command: e.RecordEpisode) -> bool:
+        """Whether the sibling is over: also when its attempts are used up without a valid end."""
+        repairs_max = self._world.router.machine.rules.repairs_max
+        return command.label.outcome.valid or command.episode.attempt >= repairs_max
 
     def _kill(self) -> None:
         self._world.router.kill("replica-1")

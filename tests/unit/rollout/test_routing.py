@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from bench._routing_page import written
 from bench.routing import interval, ratios
+from muster.types import EpisodeKey, Outcome, OutcomeLabel
+from services.router import events as e
 from sim.rollout.routing import (
     ALONE,
     CASES,
@@ -35,6 +37,24 @@ def test_every_group_ends_in_every_case_and_again_at_the_same_time(case: Case) -
     first = ran("sticky_least_loaded", case)
     assert first == ran("sticky_least_loaded", case)
     assert 0 < first.group_finish_s <= first.all_finish_s
+
+
+def test_a_sibling_whose_attempts_are_used_up_is_over() -> None:
+    race = Race(OURS, CASES[0], 1, GROUPS)
+    size = race._regime.group_size
+    lost, good = (
+        OutcomeLabel(Outcome.INFRA_FAILURE, "host_lost"),
+        OutcomeLabel(Outcome.MODEL_SUCCESS, "passed", 1.0),
+    )
+
+    def ends(sibling: int, attempt: int, label: OutcomeLabel) -> bool:
+        key = EpisodeKey("r", "job-00000", sibling, attempt, 1)
+        race._watch(e.Tick(), [e.RecordEpisode(key, label, 1, "h", (), 0.0, 1.0)])
+        return bool(race._finished)
+
+    assert not any(ends(sibling, 0, good) for sibling in range(1, size))
+    most = race._world.router.machine.rules.repairs_max
+    assert [ends(0, attempt, lost) for attempt in range(most + 1)] == [False] * most + [True]
 
 
 def test_a_killed_replica_makes_its_conversations_move() -> None:
