@@ -1,10 +1,11 @@
 """The policy versions of a run, and which of them stand in the line of the newest one.
 
-Owns: the line. Promise: a version is `KNOWN` when the newest version descends from it,
-`ABANDONED` when the run made it on a branch that a trainer went back from, `AWAITED` when its
-record may still come, `FOREIGN` otherwise; so are those that were forgotten because nothing refers
-to them any more. Numbers are never reused and may have holes, so the line follows parents. Does not
-cover: how stale a version is.
+Owns: the line. Promise: a version is `KNOWN` when the newest version descends from it, `ABANDONED`
+when the run made it on a branch that a trainer went back from, `AWAITED` when its record may still
+come, or that of a parent through which the newest one may descend from it: a power cut takes
+records, and their trainer writes them again after newer ones. `FOREIGN` otherwise; so are those
+that were forgotten because nothing refers to them any more. Numbers are never reused and may have
+holes, so the line follows parents. Does not cover: how stale a version is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Lineage:
         self._parents: dict[int, int] = {}
         self._line: set[int] = {0}
         self._newest = 0
+        self._gap = 0  # a parent in the line without a record, above recorded versions; 0: none
         self.published = 0
 
     def see(self, version: int, parent: int, *, published: bool) -> bool:
@@ -40,14 +42,21 @@ class Lineage:
         straight = parent == self._newest and version > self._newest
         self._newest = max(self._newest, version)
         before = self._line
-        self._line = before | {version} if straight else self._ancestry(self._newest)
-        return self._line != before
+        if straight:
+            self._line = before | {version}
+            return True
+        self._line, gap = self._ancestry(self._newest), self._gap
+        root = min(self._line)
+        self._gap = root if root not in self._parents and min(self._parents) < root else 0
+        return self._line != before or self._gap != gap
 
     def standing(self, version: int) -> Standing:
         if version in self._line:
             return Standing.KNOWN
-        if version in self._parents:
-            return Standing.ABANDONED
+        if version in self._parents or version == 0:
+            if version < self._gap:
+                return Standing.AWAITED
+            return Standing.ABANDONED if version else Standing.FOREIGN
         return Standing.AWAITED if version > self._newest else Standing.FOREIGN
 
     @property
