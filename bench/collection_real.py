@@ -255,8 +255,11 @@ async def again(
     noted(measured_figures("muster", await bench.measured("muster", factor, known)))
 
 
-def earlier_result(path: Path) -> dict[str, Any]:
-    """A result of this benchmark with both arms. Raises InvalidInput, NotFound."""
+def earlier_result(path: Path, into: Path) -> dict[str, Any]:
+    """A result of this benchmark, on this machine, with both arms; it is not to be overwritten.
+
+    Raises InvalidInput, NotFound.
+    """
     try:
         found: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -269,6 +272,20 @@ def earlier_result(path: Path) -> dict[str, Any]:
             field="--again",
             value=path,
             way_out="name a file that --json of a whole run wrote",
+        )
+    if found["machine"]["cpu"] != _results.machine()["cpu"]:
+        raise InvalidInput(
+            f"it is of another machine ({found['machine']['cpu']})",
+            field="--again",
+            value=path,
+            way_out="run both arms here",
+        )
+    if into.resolve() == path.resolve():
+        raise InvalidInput(
+            "the earlier result would be overwritten",
+            field="--json",
+            value=into,
+            way_out="name another file",
         )
     return found
 
@@ -285,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     earlier: dict[str, Any] = {}
     if asked.again:
         try:
-            earlier = earlier_result(asked.again)
+            earlier = earlier_result(asked.again, Path(asked.json or "-"))
         except MusterError as error:
             parser.error(str(error))
         settings = earlier["settings"]

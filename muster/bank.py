@@ -182,7 +182,7 @@ class AsyncBankClient:
             "the ready bank",
             call,
             patience_s=self._patience_s,
-            anew_s=_CALL_S if long else inf,  # a lease lasts while the bank is there
+            anew_s=3 * _CALL_S if long else inf,  # a lease lasts while the bank is there
             way_out="start it; acknowledged batches stay so, others come again",
         )
 

@@ -1,14 +1,15 @@
 """Patience with what is away: Redis, the bank, the folder of checkpoints.
 
 Owns: `patiently`. Promise: only Unavailable is tried again, so the call must be idempotent; nobody
-waits past the patience; the log tells every wait and its end, with `awaited` and `over`, for those
-who show them to people (supervise/troubles.py). Does not cover: a call that never ends (each has
-its deadline).
+waits past the patience; the log tells every wait and its end, with `awaited`, `wait` (its number)
+and `over` (whether it came back), for those who show them to people (supervise/troubles.py). Does
+not cover: a call that never ends (each has its deadline).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import TypeVar
@@ -18,6 +19,7 @@ from muster.clock import monotonic
 from muster.errors import Unavailable
 
 T = TypeVar("T")
+_numbers = itertools.count(1)
 _log = telemetry.logger("patience")
 
 
@@ -41,12 +43,14 @@ async def patiently(
     `way_out` is for errors that know none.
     """
     gone: float | None = None  # when a try failed first
-    wait, told = first_s, False
+    wait, told, number, back = first_s, False, next(_numbers), False
     try:
         while True:
             asked = monotonic()
             try:
-                return await call()
+                answer = await call()
+                back = True
+                return answer
             except Unavailable as error:
                 now = monotonic()
                 if gone is None or now - asked > anew_s:
@@ -59,11 +63,11 @@ async def patiently(
                         way_out=error.way_out or way_out,
                     ) from error
                 text, told = f"{what} is away: {error}", True
-                more = {"awaited": what, "trying_again_in_s": round(wait, 3)}
+                more = {"awaited": what, "wait": number, "trying_again_in_s": round(wait, 3)}
                 _log.warning("%s", text, extra=more)
             await asyncio.sleep(wait)
             wait = min(2 * wait, most_s)
     finally:
         if told and gone is not None:
-            more = {"awaited": what, "over": True}
+            more = {"awaited": what, "wait": number, "over": back}
             _log.warning("%s was awaited for %.1f s", what, monotonic() - gone, extra=more)

@@ -107,9 +107,9 @@ class Supervisor:
             case machine.Start(name):
                 try:
                     await self._processes.start(self._services[name])
-                except OSError as error:  # a full disk: it is tried again like one that died
+                except OSError as error:  # a full disk, no descriptors
                     line = f"it could not be started: {error}"
-                    self._inbox.put_nowait(machine.Exited(name, 1, line))
+                    self._inbox.put_nowait(machine.NotStarted(name, line))
                     return
                 self._troubles.started(name, self._processes.log(name))
                 self._watches[name] = tasks.create_task(self._watch(name), name=f"watch-{name}")

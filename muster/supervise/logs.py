@@ -25,12 +25,15 @@ def rotate(path: Path, limit_bytes: int) -> None:
     """
     if not path.exists() or path.stat().st_size <= limit_bytes:
         return
-    former = path.with_suffix(".log.1")
+    fresh, former = path.with_suffix(".log.new"), path.with_suffix(".log.1")
     try:
-        shutil.copyfile(path, former)
+        if shutil.disk_usage(path.parent).free < 2 * path.stat().st_size:
+            return  # what little room there is, others need
+        shutil.copyfile(path, fresh)
+        fresh.replace(former)
     except OSError:
         with suppress(OSError):
-            former.unlink(missing_ok=True)
+            fresh.unlink(missing_ok=True)
         return
     with path.open("r+b") as file:
         file.truncate()

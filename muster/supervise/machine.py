@@ -34,6 +34,8 @@ class Rules(Value, frozen=True):
     restarts_max: int = 4
     window_s: float = 120.0
     backoff_s: float = 0.5
+    again_s: float = 2.0  # between tries to start what cannot be started
+    again_max_s: float = 600.0  # for which they go on, so that somebody can make room
     drain_s: float = 1.5  # wait for those that must stop first, before asking the others too
     grace_s: float = 6.0  # from the request to SIGKILL
     unready_grace_s: float = 3.0  # the same for what was never ready: it has nothing to save
@@ -60,11 +62,18 @@ class Exited(Value, frozen=True, tag=True):
     line: str
 
 
+class NotStarted(Value, frozen=True, tag=True):
+    """No process could be made for it; `line` says why: a full disk, say."""
+
+    service: str
+    line: str
+
+
 class StopAsked(Value, frozen=True, tag=True):
     """A signal came, or the work is done."""
 
 
-Event = Tick | Healthy | Exited | StopAsked
+Event = Tick | Healthy | Exited | NotStarted | StopAsked
 
 
 class Start(Value, frozen=True, tag=True):
@@ -125,6 +134,7 @@ class _Service:
     def __init__(self, rule: ServiceRule):
         self.rule, self.phase, self.since = rule, Phase.WAITING, 0.0
         self.deaths: list[float] = []
+        self.not_started = -1.0  # since when it cannot be
         self.killed = self.was_ready = False
 
 
@@ -147,6 +157,8 @@ class SupervisorMachine:
                 commands += self._healthy(self._services[name], remark, now)
             case Exited():
                 commands += self._exited(event, now)
+            case NotStarted():
+                commands += self._not_started(event, now)
             case StopAsked():
                 commands += self._stop_asked(now)
             case Tick():
@@ -164,7 +176,7 @@ class SupervisorMachine:
     def _healthy(self, service: _Service, remark: str, now: float) -> list[Command]:
         if service.phase is not Phase.STARTING:
             return []
-        service.was_ready = True
+        service.was_ready, service.not_started = True, -1.0
         detail = f"{now - service.since:.1f} s" + (f", {remark}" if remark else "")
         commands: list[Command] = [self._move(service, Phase.READY, now, detail)]
         if not self._announced and all(s.phase is Phase.READY for s in self._services.values()):
@@ -189,6 +201,19 @@ class SupervisorMachine:
         why = f"ended with status {event.status}: {event.line}"
         return [self._move(service, Phase.RESTARTING, now, why)]
 
+    def _not_started(self, event: NotStarted, now: float) -> list[Command]:
+        """Not a death: whatever stands in the way may go."""
+        service = self._services[event.service]
+        if self._stop_at is not None:
+            return [self._move(service, Phase.GONE, now)]
+        told = service.not_started >= 0
+        service.not_started = service.not_started if told else now
+        if now - service.not_started > self._rules.again_max_s:
+            line = f"{event.service} could not be started for {self._rules.again_max_s:.0f} s: "
+            return [self._move(service, Phase.GONE, now), *self._give_up(line + event.line, now)]
+        report = self._move(service, Phase.RESTARTING, now, event.line)
+        return [] if told else [report]
+
     def _give_up(self, line: str, now: float) -> list[Command]:
         self._status, self._line = 2, line
         return self._stop_asked(now)
@@ -199,7 +224,8 @@ class SupervisorMachine:
             if service.phase is Phase.WAITING or self._backed_off(service, now):
                 needs = (self._services[name].phase for name in service.rule.after)
                 if all(phase is Phase.READY for phase in needs):
-                    commands.append(self._move(service, Phase.STARTING, now))
+                    report = self._move(service, Phase.STARTING, now)
+                    commands += [report] if service.not_started < 0 else []
                     commands.append(Start(service.rule.name))
             elif service.phase is Phase.STARTING and now - service.since > service.rule.ready_s:
                 name, limit = service.rule.name, service.rule.ready_s
@@ -209,6 +235,8 @@ class SupervisorMachine:
 
     def _backed_off(self, service: _Service, now: float) -> bool:
         wait = self._rules.backoff_s * 2 ** (len(service.deaths) - 1)
+        if service.not_started >= 0:
+            wait = self._rules.again_s
         return service.phase is Phase.RESTARTING and now - service.since >= wait
 
     def _stop_asked(self, now: float) -> list[Command]:

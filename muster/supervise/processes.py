@@ -58,6 +58,9 @@ class Processes:
                     start_new_session=True,
                     pass_fds=(writing,),
                 )
+        except OSError:
+            os.close(reading)
+            raise
         finally:
             os.close(writing)
         self._guards[name], self._commands[name] = guard, service.command
@@ -71,6 +74,7 @@ class Processes:
             self._claim.write()
         except OSError:
             await self.end(name)
+            del self._claim.children[name]
             raise
 
     async def ended(self, name: str) -> tuple[int, str]:
@@ -96,12 +100,16 @@ class Processes:
         return child.process.pid if child and child.process else None
 
     def terminate(self, name: str) -> None:
-        """Ask it to stop; the guard passes it on."""
+        """Ask it to stop, if it was ever started; the guard passes it on."""
+        if name not in self._guards:
+            return
         with contextlib.suppress(ProcessLookupError):
             self._guards[name].send_signal(signal.SIGTERM)
 
     async def end(self, name: str) -> None:
-        """Kill it with all that descends from it."""
+        """Kill it with all that descends from it, if it was ever started."""
+        if name not in self._guards:
+            return
         guard = self._guards[name]
         with contextlib.suppress(ProcessLookupError):
             guard.send_signal(signal.SIGHUP)

@@ -21,6 +21,9 @@ _TEXT_CHARACTERS_MAX = 600
 _SILENT_LOOKS_MAX = 60  # then it is over, and its end was written where nobody read
 
 
+_Key = tuple[str, str]  # what is awaited, number of the wait
+
+
 @dataclass
 class _Wait:
     text: str
@@ -31,7 +34,7 @@ class _Wait:
 @dataclass
 class _Service:
     read: int  # bytes of its log
-    waits: dict[str, _Wait] = field(default_factory=dict)  # by what is awaited, the longest first
+    waits: dict[_Key, _Wait] = field(default_factory=dict)  # the longest first
     told: str = ""  # what is awaited that people know of
 
 
@@ -50,24 +53,30 @@ class Troubles:
         one = self._services[name]
         for wait in one.waits.values():
             wait.silent += 1
-        for what, text in _words(one, log):
-            if not text:
-                one.waits.pop(what, None)
+        back = set[str]()
+        for key, text, over in _words(one, log):
+            if over is None:
+                wait = one.waits.setdefault(key, _Wait(text))
+                wait.text, wait.silent = text, 0
                 continue
-            wait = one.waits.setdefault(what, _Wait(text))
-            wait.text, wait.silent = text, 0
+            one.waits.pop(key, None)
+            if over:
+                back.add(key[0])
         one.waits = {k: w for k, w in one.waits.items() if w.silent <= _SILENT_LOOKS_MAX}
         for wait in one.waits.values():
             wait.looks += 1
-        held = next((what for what, wait in one.waits.items() if wait.looks > 1), "")
-        if held == one.told:
+        held = {key[0]: wait.text for key, wait in one.waits.items() if wait.looks > 1}
+        if one.told in held or (not held and not one.told):
             return None
-        one.told = held
-        return one.waits[held].text if held else ""
+        before, one.told = one.told, next(iter(held), "")
+        if held:
+            return held[one.told]
+        return "" if before in back else None  # who gave up or was cut off does not go on
 
 
-def _words(one: _Service, log: Path) -> Iterator[tuple[str, str]]:
-    """What is awaited, and how that is said, "" when it is over; since the last look, in order."""
+def _words(one: _Service, log: Path) -> Iterator[tuple[_Key, str, bool | None]]:
+    """Who waits for what, and how that is said; at its end whether it came back. Since the last
+    look, in order."""
     size = _size(log)
     begin = max(one.read if one.read <= size else 0, size - _READ_BYTES_MAX)
     one.read = size
@@ -81,8 +90,9 @@ def _words(one: _Service, log: Path) -> Iterator[tuple[str, str]]:
         record = _record(line)
         what = str(record.get("awaited") or "")
         if what:
-            text = "" if record.get("over") else printable(str(record.get("text", "")))
-            yield what, text[:_TEXT_CHARACTERS_MAX]
+            text = printable(str(record.get("text", "")))[:_TEXT_CHARACTERS_MAX]
+            over = record.get("over")
+            yield (what, str(record.get("wait"))), text, None if over is None else bool(over)
 
 
 def _size(log: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 from services.trainer.adapters import fake
 from services.trainer.figures import StepFigures
 from services.trainer.plan import StepPlan
-from services.trainer.policy import Stop, Stopped
+from services.trainer.policy import Judge, Stop, Stopped
 
 RING = 3
 CHANGED = "down_proj"
@@ -46,7 +46,9 @@ class RingTensors(fake.FakeTensors):
         assert isinstance(loaded, cls)
         return loaded
 
-    def train(self, plan: StepPlan, stop: Stop) -> StepFigures:
+    def train(
+        self, plan: StepPlan, stop: Stop, judge: Judge = lambda measured: True
+    ) -> StepFigures:
         """Waits, then takes the next place."""
         threading.Event().wait(float(Path(os.environ[TRAIN_S]).read_text("ascii")))
         if stop():

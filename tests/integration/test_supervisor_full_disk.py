@@ -42,7 +42,7 @@ def test_a_service_that_dies_on_a_full_disk_is_started_when_there_is_room(small:
         fill(small / "filled")
         os.kill(run.pid("s0"), signal.SIGKILL)
         run.until(service="s0", phase="restarting")
-        again = run.until(service="s0", phase="restarting")
+        again = run.until(service="s0", phase="restarting")  # told once, tried on and on
         assert "could not be started" in again["detail"]
         assert "No space left" in again["detail"]
         (small / "filled").unlink()

@@ -14,6 +14,7 @@ from muster.patience import patiently
 
 T = TypeVar("T")
 STEP_MAX_S = 5.0
+_ANSWERED_S = 60.0  # longer than any call takes that only waits for who does not answer
 
 
 async def retried(
@@ -35,7 +36,7 @@ async def retried(
         patience_s=retry_s,
         first_s=first_s,
         most_s=STEP_MAX_S,
-        anew_s=STEP_MAX_S if long else inf,
+        anew_s=_ANSWERED_S if long else inf,
         field="trainer.retry_s",
         way_out="start it; the trainer goes on from its checkpoint",
     )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from bench import _real_plan as plans
 from bench import _real_setup as services
+from bench import _results
 from bench._real_plan import FULL, QUICK, Added, Book, Planned, Words
 from bench._real_predict import Checked, Fitted, less, require_told
 from bench._real_world import trained
@@ -301,7 +302,24 @@ def test_only_a_result_with_strong_is_compared_again(
     path = tmp_path / "result.json"
     path.write_text(text, "utf-8")
     with pytest.raises(error, match="--again"):
-        earlier_result(path)
+        earlier_result(path, tmp_path / "new.json")
+
+
+@pytest.mark.parametrize(
+    ("cpu", "into", "field"), [("another", "new", "--again"), ("", "result", "--json")]
+)
+def test_arms_of_two_machines_are_not_compared_and_nothing_is_overwritten(
+    tmp_path: Path, cpu: str, into: str, field: str
+) -> None:
+    path = tmp_path / "result.json"
+    machine = {"cpu": cpu or _results.machine()["cpu"]}
+    figures = {"measured_strong_s": 1.0}
+    path.write_text(
+        json.dumps({"name": "collection_real", "machine": machine, "figures": figures}), "utf-8"
+    )
+    with pytest.raises(InvalidInput) as refused:
+        earlier_result(path, tmp_path / f"{into}.json")
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize("predicted_s", [230.0, 370.0])

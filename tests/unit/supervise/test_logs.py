@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,16 +92,20 @@ def test_the_services_own_line_counts_before_what_libraries_say_at_exit(tmp_path
     assert last_words(log, 0, 2) == "inference: no such model"
 
 
-def test_a_log_that_has_no_room_for_its_copy_stays_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("free", [1, 1 << 20])
+def test_a_log_that_has_no_room_for_its_copy_stays_whole_and_so_does_the_former(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     log = _log(tmp_path / "a.log", "x" * 99)
+    former = _log(tmp_path / "a.log.1", "before")
 
-    def full(path: Path, former: Path) -> None:
-        former.write_text("x")
+    def full(path: Path, fresh: Path) -> None:
+        fresh.write_text("x")
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
     monkeypatch.setattr("muster.supervise.logs.shutil.copyfile", full)
+    monkeypatch.setattr("muster.supervise.logs.shutil.disk_usage", lambda path: usage)
     rotate(log, 10)
-    assert log.read_text() == "x" * 99 + "\n"
-    assert list(tmp_path.iterdir()) == [log]
+    assert (log.read_text(), former.read_text()) == ("x" * 99 + "\n", "before\n")
+    assert sorted(tmp_path.iterdir()) == [log, former]

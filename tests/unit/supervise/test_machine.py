@@ -12,6 +12,7 @@ from muster.supervise.machine import (
     Finish,
     Healthy,
     Kill,
+    NotStarted,
     Report,
     Rules,
     ServiceRule,
@@ -266,3 +267,35 @@ def test_a_former_owner_that_was_fenced_is_started_again(pair: Story) -> None:
 
 def test_a_stop_before_anything_started_finishes_at_once() -> None:
     assert Story().at(0.0, StopAsked()) == [Finish(0, "")]
+
+
+def test_what_cannot_be_started_is_tried_on_and_told_once(running: Story) -> None:
+    """A full disk: somebody may make room, so these are no deaths."""
+    running.at(10.0, Exited("router", 137, "killed"))
+    before, starts = len(running.told), 0
+    for second in range(11, 60):
+        for command in running.at(float(second), Tick()):
+            assert command == Start("router")
+            starts += 1
+            assert running.at(float(second), NotStarted("router", "no space left")) == []
+    assert starts > 20
+    assert [r.detail for r in running.told[before:] if r.detail] == ["no space left"]
+    running.at(62.0, Tick())
+    running.at(63.0, Healthy("router"))
+    assert running.told[-1].phase == "ready"
+
+
+def test_what_cannot_be_started_for_long_ends_all_with_the_reason(running: Story) -> None:
+    running.at(10.0, Exited("router", 137, "killed"))
+    running.at(12.0, Tick())
+    running.at(12.0, NotStarted("router", "no space left"))
+    running.at(700.0, Tick())
+    assert Terminate("bank") in running.at(700.0, NotStarted("router", "no space left"))
+
+
+def test_a_start_that_failed_while_all_is_stopped_is_gone(running: Story) -> None:
+    running.at(10.0, Exited("router", 137, "killed"))
+    running.at(11.0, Tick())
+    running.at(11.0, StopAsked())
+    running.at(11.0, NotStarted("router", "no space left"))
+    assert [r.phase for r in running.told if r.service == "router"][-1] == "gone"

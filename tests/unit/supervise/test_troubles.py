@@ -28,11 +28,11 @@ class Service:
         with self.log.open("a") as file:
             file.write(json.dumps({"level": "WARNING", "text": text, **more}) + "\n")
 
-    def waits(self, text: str = FULL, what: str = "the disk") -> None:
-        self.say(text, awaited=what)
+    def waits(self, text: str = FULL, what: str = "the disk", number: int = 1) -> None:
+        self.say(text, awaited=what, wait=number)
 
-    def ends(self, what: str = "the disk") -> None:
-        self.say(f"{what} was awaited", awaited=what, over=True)
+    def ends(self, what: str = "the disk", number: int = 1, *, back: bool = True) -> None:
+        self.say(f"{what} was awaited", awaited=what, wait=number, over=back)
 
     def look(self) -> str | None:
         return self.troubles.look("trainer", self.log)
@@ -81,6 +81,23 @@ def test_of_several_the_longest_is_told_and_then_the_next(service: Service) -> N
     assert [*told, *service.looks(2)] == [None, "Redis is away", None, "the bank is away", None]
 
 
+def test_one_of_several_waiters_that_leaves_ends_nothing(service: Service) -> None:
+    for number in (1, 2):
+        service.waits(number=number)
+    told = service.looks(2)
+    service.ends(number=1, back=False)
+    told += service.looks(2)
+    service.ends(number=2)
+    assert [*told, *service.looks(2)] == [None, FULL, None, None, "", None]
+
+
+def test_who_gave_up_does_not_go_on(service: Service) -> None:
+    service.waits()
+    told = service.looks(2)
+    service.ends(back=False)
+    assert [*told, *service.looks(2)] == [None, FULL, None, None]
+
+
 def test_a_new_process_starts_without_troubles(service: Service) -> None:
     service.waits()
     service.look()
@@ -90,7 +107,9 @@ def test_a_new_process_starts_without_troubles(service: Service) -> None:
 
 def test_an_end_that_nobody_read_is_taken_for_granted_at_last(service: Service) -> None:
     service.waits()
-    assert service.looks(70).count("") == 1
+    service.looks(70)
+    service.waits()
+    assert service.looks(2) == [None, FULL]
 
 
 def test_a_rotated_or_absent_or_garbled_log_is_read_as_far_as_it_goes(service: Service) -> None:
