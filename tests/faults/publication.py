@@ -219,17 +219,19 @@ class Cases:
         await self._restart()
 
     async def _trainer_while_staging(self) -> None:
-        from muster.v1 import inference_pb2 as pb
-
-        world = self.world
-        await self.feed(1)
-
-        async def receiving() -> bool:
-            at = await world.status("a")
-            return at is not None and at.update_phase == pb.UPDATE_PHASE_RECEIVING
-
-        await world.until(receiving, "a version is on its way", DIES_S)
-        await self._restart()
+        """A replica that holds in its second staging keeps the sender there, too."""
+        world, point = self.world, "inference.stage.before"
+        held = world.marks / f"{point}.held"
+        world.kill(world.replicas["a"])
+        world.start_replica("a", f"{point}=hold@2")
+        for _ in range(4):
+            await self._dies(world.replicas["a"], held)
+            if held.exists():
+                break
+            await self.feed(1)
+            await world.trained(self.fed)
+        assert held.exists(), "no version was held on its way"
+        await self._restart()  # which lets go of what is held
 
 
 async def judged(made: World, expected: dict[int, Answer]) -> Result:
