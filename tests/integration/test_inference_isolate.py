@@ -91,3 +91,19 @@ def test_killing_the_service_ends_everything_and_tells_the_starter(service: Serv
 
     assert service.starter.wait(WAIT_S) == 128 + signal.SIGKILL
     until(lambda: service.alive() == [])
+
+
+def test_a_failpoint_kills_the_first_process_of_a_namespace_too() -> None:
+    """It ignores a SIGKILL that it sends itself: so an isolated engine outlived its faults."""
+    code = (
+        "import asyncio; from muster import failpoints; "
+        "asyncio.run(failpoints.at('inference.prepare.before')); print('alive')"
+    )
+    environment = os.environ | {"MUSTER_TEST_FAILPOINTS": "inference.prepare.before=kill"}
+    found = subprocess.run(
+        ["unshare", "--pid", "--fork", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert (found.returncode, found.stdout) == (137, ""), found.stderr
