@@ -65,7 +65,7 @@ kill-matrix: setup ## A fault at every failpoint: simulated, then real processes
 	$(BIN)/python -m sim --rough --seeds 200
 	$(BIN)/python -m tests.faults.kill_matrix
 
-publication-faults: setup ## Engines and trainers killed in publications, wrong versions, late joiners; a canary (20 min)
+publication-faults: setup ## Engines and trainers killed in publications, wrong versions, late joiners; a canary (half an hour)
 	$(BIN)/python -m tests.faults.publication
 
 mutants: setup ## Planted bugs, each caught by a test or a fault seed (minutes)
