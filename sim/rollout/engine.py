@@ -34,8 +34,8 @@ class EngineModel:
     """One replica. `submit` and the others may come at any `now` that does not go back; call
     `advance` at `next_at()`.
 
-    Figures: busy_s, engine time of the steps that are over; prefilled_tokens; recomputed_tokens,
-    see Done, counted at the start; sampled_tokens of the stretches that are over; preemptions.
+    Figures: busy_s, engine time of steps that are over; kv_tokens, in all; prefilled_tokens;
+    recomputed_tokens, see Done, at the start; sampled_tokens of stretches that ended; preemptions.
     """
 
     def __init__(

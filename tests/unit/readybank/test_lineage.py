@@ -43,6 +43,7 @@ def test_parents_that_were_trimmed_away_are_no_gap() -> None:
     """A bank that starts on a trimmed stream sees the first record without its parent."""
     lineage = seen((10, 9), (11, 10), (12, 9))
     assert lineage.standing(11) is Standing.ABANDONED
+    assert lineage.standing(0) is Standing.FOREIGN
 
 
 @pytest.mark.parametrize("order", [*permutations([(1, 0), (2, 1), (3, 2), (4, 2), (5, 4)])])
