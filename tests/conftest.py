@@ -1,4 +1,5 @@
-"""A Docker Engine for the tests of all folders; started when the first of them asks for it."""
+"""For the tests of all folders: a Docker Engine, started when the first of them asks for it, and
+properties that are not timed: how long an example takes is the machine's affair."""
 
 from __future__ import annotations
 
@@ -6,9 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.integration.docker_engine import Engine
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

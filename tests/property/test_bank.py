@@ -106,7 +106,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(histories(), actions, st.integers(0, 2))
 def test_the_bank_says_what_the_oracle_says(
     history: list[list[Message]], todo: list[tuple[str, Any]], fairness: int
@@ -161,7 +161,7 @@ def _act_as_trainer(bench: Bench, action: str, value: int) -> None:
 afterthoughts = st.sampled_from([None, None, INFRA, scored(0.0)])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(
     st.lists(afterthoughts, min_size=1, max_size=6),
     st.integers(0, 6),
@@ -213,7 +213,7 @@ def _former_owner(bench: Bench, event: Any) -> None:
         bench.feed(msgspec.structs.replace(event, episode=key))
 
 
-@settings(max_examples=max(50, EXAMPLES // 3), deadline=None, derandomize=True)
+@settings(max_examples=max(50, EXAMPLES // 3), derandomize=True)
 @given(histories(honest=True), st.randoms(use_true_random=False))
 def test_what_is_ready_does_not_depend_on_how_the_streams_interleave(
     history: list[list[Message]], chance: Any
@@ -255,7 +255,7 @@ gives = st.lists(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(st.integers(2, 12), gives, st.integers(0, 2))
 def test_what_is_given_back_has_its_fate_and_the_batch_others(
     groups: int, todo: list[tuple[str, Any]], most: int

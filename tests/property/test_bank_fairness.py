@@ -13,7 +13,7 @@ from services.readybank.batch import Overtaken, Ready, choose
 EXAMPLES = int(os.environ.get("MUSTER_TEST_EXAMPLES", "200"))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@settings(max_examples=EXAMPLES, derandomize=True)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=60),  # how long each group takes
     st.lists(st.sampled_from("open cut cut".split()), max_size=80),

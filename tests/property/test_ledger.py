@@ -48,7 +48,7 @@ def oracle(found: list[tuple[int, float | None, bool]], tokens: list[int]) -> tu
     return (total / len(tokens) if tokens else 0.0), missing
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(steps, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=6), st.data())
 def test_a_bound_is_what_walking_the_lineage_for_each_token_gives(
     found: list[tuple[int, float | None, bool]], spans: list[tuple[int, int]], data: st.DataObject
@@ -69,7 +69,7 @@ def test_a_bound_is_what_walking_the_lineage_for_each_token_gives(
     )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(steps, st.floats(0.0, 1.0))
 def test_what_was_measured_goes_on_from_its_version(
     found: list[tuple[int, float | None, bool]], kl: float

@@ -91,7 +91,7 @@ def lived_slowly(engine: DumbEngine, made: list[Chain], todo: list[Call]) -> lis
 @example(block=1, blocks=20, running_max=2, room=1, span=3.0, seed=0)
 # One is aborted in the step in which it would have ended: it is let go in its turn.
 @example(block=6, blocks=29, running_max=3, room=23, span=3.09375, seed=2239969)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     block=st.integers(1, 6),
     blocks=st.integers(20, 70),

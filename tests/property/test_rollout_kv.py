@@ -98,7 +98,7 @@ class Pair:
             assert self.fast.match(chain, longer) == self.dumb.match(chain, longer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     blocks=st.integers(3, 40),
     block=st.integers(1, 5),

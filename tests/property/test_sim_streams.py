@@ -141,9 +141,7 @@ async def _now(effect: Any, side: int) -> Any:
     return at_once(effect)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.tuples(_CALLS, st.booleans()), max_size=25))
 async def test_model_and_server_agree(socket: Path, calls: list[tuple[Any, bool]]) -> None:
     Plain(unix_socket_path=str(socket)).flushall()

@@ -254,7 +254,7 @@ class Books:
                 assert (error is None) == (book.state == "ready" and not former)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.integers(0, 1 << 32), st.integers(1, 120))
 def test_the_pool_does_what_the_book_keeper_says(seed: int, steps: int) -> None:
     books = Books(seed)
@@ -367,7 +367,7 @@ class Wardens:
         assert self.pool.waiting == len(self.waiting)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.integers(0, 1 << 32), st.integers(1, 150))
 def test_bounds_hold_each_box_is_used_once_and_nobody_waits_for_ever(seed: int, steps: int) -> None:
     wardens = Wardens(seed)
