@@ -16,6 +16,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,9 @@ from muster.errors import InvalidInput, Unavailable
 from muster.transfer.manifest import buckets
 from muster.types import Value
 
-BUCKET_BYTES = 32 << 20  # part of the protocol: ranks that differ would tear the stream
+BUCKET_BYTES = 128 << 20
+PACED_BUCKET_BYTES = 8 << 20
+"""Of a transfer that must not take the whole line: it goes out in small bursts."""
 BACKENDS = ("gloo", "nccl")
 _HANG_UPS, _HANG_UP_S = 10, 0.2
 _POLL_S = 0.001  # nccl, for the end of a bucket
@@ -32,7 +35,9 @@ _LEAST_S = 0.01  # limits are whole milliseconds, and 0 would be none
 
 
 class GroupSpec(Value, frozen=True):
-    """One membership. `timeout_s` bounds joining and every broadcast, from when it is read."""
+    """One membership. `timeout_s` bounds joining and every broadcast, from when it is read;
+    `bucket_bytes` is the longest piece that the stream is cut into: ranks that differ would tear
+    it."""
 
     backend: str
     host: str
@@ -41,6 +46,7 @@ class GroupSpec(Value, frozen=True):
     world_size: int
     generation: str
     timeout_s: float
+    bucket_bytes: int = BUCKET_BYTES
 
 
 class Meeting:
@@ -80,11 +86,14 @@ class WeightGroup:
     def __init__(self, spec: GroupSpec, process_group: Any, store: Any):
         self.spec, self._group, self._store = spec, process_group, store
 
-    def broadcast(self, stream: Any, passed: Callable[[int], None] | None = None) -> None:
+    def broadcast(
+        self, stream: Any, passed: Callable[[int], None] | None = None, *, ahead: int = 1
+    ) -> None:
         """Send (rank 0) or fill (others) `stream`: flat, uint8, of one length everywhere.
 
         Blocks; raises Unavailable when a rank is lost or the time limit passes. passed: told after
-        each bucket how many bytes are through.
+        each bucket how many bytes are through. ahead: so many of the following buckets are under
+        way meanwhile, else the line is idle until both ends have come around.
         """
         from torch.distributed.distributed_c10d import BroadcastOptions
 
@@ -92,16 +101,16 @@ class WeightGroup:
         options.rootRank = 0
         options.rootTensor = 0
         ends = monotonic() + self.spec.timeout_s
+        under_way: deque[tuple[Any, int]] = deque()
         try:
-            for slot in buckets(stream.numel(), BUCKET_BYTES):
-                piece = stream[slot.start : slot.end]
+            for slot in buckets(stream.numel(), self.spec.bucket_bytes):
                 options.timeout = _left(ends)
-                work = self._group.broadcast([piece], options)
-                work.wait()
-                if self.spec.backend == "nccl":
-                    _through(work, ends)
-                if passed is not None:
-                    passed(slot.end)
+                work = self._group.broadcast([stream[slot.start : slot.end]], options)
+                under_way.append((work, slot.end))
+                if len(under_way) > ahead:
+                    self._wait(*under_way.popleft(), ends, passed)
+            while under_way:
+                self._wait(*under_way.popleft(), ends, passed)
         except RuntimeError as error:
             raise Unavailable(
                 f"the transfer broke off: {_first_line(error)}",
@@ -109,6 +118,15 @@ class WeightGroup:
                 value=self.spec.generation,
                 way_out="publish again; a new group is made",
             ) from error
+
+    def _wait(
+        self, work: Any, upto: int, ends: float, passed: Callable[[int], None] | None
+    ) -> None:
+        work.wait()
+        if self.spec.backend == "nccl":
+            _through(work, ends)
+        if passed is not None:
+            passed(upto)
 
     def close(self) -> None:
         """End the membership; for nccl a hanging collective is aborted.

@@ -217,6 +217,9 @@ class _Job:
             world_size=size,
             generation=f"{self._run}/{self._manifest.version}/{uuid.uuid4().hex}",
             timeout_s=left,
+            bucket_bytes=transport.PACED_BUCKET_BYTES
+            if self._settings.bytes_per_s
+            else transport.BUCKET_BYTES,
         )
         groups = [wire.group_to_pb(replace(spec, rank=at + 1)) for at in range(len(links))]
         pairs = zip(links, groups, strict=True)
@@ -237,7 +240,7 @@ class _Job:
             time.sleep(min(self.left(), transport.ahead_s(sent, monotonic() - began, most)))
 
         try:
-            group.broadcast(self._stream, pace if most else None)
+            group.broadcast(self._stream, pace if most else None, ahead=0 if most else 1)
         finally:
             group.close()
 

@@ -46,7 +46,7 @@ def receive(manifest: weights.Manifest, spec: transport.GroupSpec, staging: Stag
     """The version's stream, verified, in memory of `staging`; whoever gets it gives it back. Blocks
     within the group's limit.
 
-    On another device than the CPU digests are taken of copies, tensor by tensor.
+    On another device than the CPU digests are taken of copies, piece by piece.
     """
     slots, total = weights.layout(manifest.tensors)
     group = transport.join(spec)
@@ -64,11 +64,13 @@ def receive(manifest: weights.Manifest, spec: transport.GroupSpec, staging: Stag
 
 
 class _Checks:
-    """Hashes each tensor once all of it is here, in a thread of its own."""
+    """Hashes each bucket once it is here, in a thread of its own: a tensor of many buckets is not
+    waited for, so little is left to do after the last one."""
 
     def __init__(self, manifest: weights.Manifest, slots: tuple[weights.Slot, ...], stream: Any):
         self._pairs = list(zip(manifest.tensors, slots, strict=True))
         self._stream, self._wrong = stream, ""
+        self._at, self._seen = 0, 0  # the tensor in hand; how much of the stream was looked at
         self._marks: queue.SimpleQueue[int] = queue.SimpleQueue()
         name = f"verify-{manifest.version}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -85,17 +87,27 @@ class _Checks:
         return self._wrong
 
     def _run(self) -> None:
-        at = 0
-        while (upto := self._marks.get()) >= 0:
-            while at < len(self._pairs) and self._pairs[at][1].end <= upto and not self._wrong:
-                self._wrong = self._look(*self._pairs[at])
-                at += 1
-        if at < len(self._pairs) and not self._wrong:
-            self._wrong = f"{self._pairs[at][0].name} and what follows it did not arrive"
-
-    def _look(self, spec: weights.TensorSpec, slot: weights.Slot) -> str:
         """A thread that died of it would say nothing, as it does of what is right."""
         try:
-            return weights.wrong_bytes(self._stream[slot.start : slot.end].cpu(), spec)
+            while (upto := self._marks.get()) >= 0:
+                if not self._wrong:
+                    self._look(upto)
         except Exception as error:  # noqa: BLE001 - whatever it is, these bytes were not verified
-            return f"{spec.name} could not be checked: {type(error).__name__}: {error}"
+            name = self._pairs[self._at][0].name
+            self._wrong = f"{name} could not be checked: {type(error).__name__}: {error}"
+        if self._at < len(self._pairs) and not self._wrong:
+            self._wrong = f"{self._pairs[self._at][0].name} and what follows it did not arrive"
+
+    def _look(self, upto: int) -> None:
+        while self._at < len(self._pairs) and not self._wrong:
+            spec, slot = self._pairs[self._at]
+            if self._seen <= slot.start:
+                self._hand = weights.Arrived()
+            begin, end = max(slot.start, self._seen), min(slot.end, upto)
+            if begin < end:
+                self._hand.add(self._stream[begin:end].cpu())
+            if slot.end > upto:
+                break
+            self._wrong = self._hand.wrong(spec)
+            self._at += 1
+        self._seen = upto

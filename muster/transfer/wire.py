@@ -45,10 +45,19 @@ def group_to_pb(spec: GroupSpec) -> pb.TransferGroup:
         world_size=spec.world_size,
         generation=spec.generation,
         deadline_s=spec.timeout_s,
+        bucket_bytes=spec.bucket_bytes,
     )
 
 
 def group_from_pb(message: pb.TransferGroup) -> GroupSpec:
+    """Raises InvalidInput for one that does not say how the stream is cut."""
+    if message.bucket_bytes < 1:
+        raise InvalidInput(
+            "the stream is cut into pieces of nothing",
+            field="group.bucket_bytes",
+            value=message.bucket_bytes,
+            way_out="trainer and replicas must be of one version of Muster",
+        )
     return GroupSpec(
         message.backend,
         message.host,
@@ -57,6 +66,7 @@ def group_from_pb(message: pb.TransferGroup) -> GroupSpec:
         message.world_size,
         message.generation,
         message.deadline_s,
+        message.bucket_bytes,
     )
 
 

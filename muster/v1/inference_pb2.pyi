@@ -650,6 +650,7 @@ class TransferGroup(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    BUCKET_BYTES_FIELD_NUMBER: _builtins.int
     backend: _builtins.str
     """"gloo" or "nccl"."""
     host: _builtins.str
@@ -660,6 +661,8 @@ class TransferGroup(_message.Message):
     generation: _builtins.str
     """Names one membership; never reused."""
     deadline_s: _builtins.float
+    bucket_bytes: _builtins.int
+    """The longest piece that the stream is cut into; the same on every rank."""
     def __init__(
         self,
         *,
@@ -670,10 +673,11 @@ class TransferGroup(_message.Message):
         world_size: _builtins.int = ...,
         generation: _builtins.str = ...,
         deadline_s: _builtins.float = ...,
+        bucket_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "deadline_s", b"deadline_s", "generation", b"generation", "host", b"host", "port", b"port", "rank", b"rank", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "bucket_bytes", b"bucket_bytes", "deadline_s", b"deadline_s", "generation", b"generation", "host", b"host", "port", b"port", "rank", b"rank", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

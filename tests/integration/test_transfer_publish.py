@@ -116,7 +116,7 @@ async def test_a_replica_that_cannot_be_reached_costs_only_itself() -> None:
 async def test_a_rate_that_is_too_low_for_the_deadline_leaves_no_thread_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster.transfer.group.BUCKET_BYTES", 1000)
+    monkeypatch.setattr("muster.transfer.group.PACED_BUCKET_BYTES", 1000)
     async with fleet(one=Script()) as world:
         slow = replace(SETTINGS, bytes_per_s=10.0, timeout_s=1.0)  # minutes for these weights
 

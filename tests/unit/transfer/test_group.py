@@ -15,17 +15,17 @@ import torch
 
 from muster.errors import InvalidInput, Unavailable
 from muster.transfer import group
-from muster.transfer.group import BUCKET_BYTES, GroupSpec, Meeting, join
+from muster.transfer.group import GroupSpec, Meeting, join
 
 
 def spec(meeting: Meeting, *, size: int, timeout_s: float = 20.0) -> GroupSpec:
-    return GroupSpec("gloo", meeting.host, meeting.port, 0, size, "run/1/a", timeout_s)
+    return GroupSpec("gloo", meeting.host, meeting.port, 0, size, "run/1/a", timeout_s, 1 << 20)
 
 
 def test_every_rank_gets_the_stream_across_buckets() -> None:
     meeting = Meeting("127.0.0.1", 3, timeout_s=20)
     trainer = spec(meeting, size=3)
-    sent = torch.randint(0, 256, (BUCKET_BYTES + 1000,), dtype=torch.uint8)
+    sent = torch.randint(0, 256, (3 * trainer.bucket_bytes + 1000,), dtype=torch.uint8)
     got = [torch.zeros_like(sent), torch.zeros_like(sent)]
 
     def receive(rank: int) -> None:
@@ -99,7 +99,7 @@ def test_a_rank_that_leaves_breaks_the_transfer() -> None:
     thread.join()
 
     with pytest.raises(Unavailable, match="broke off"):
-        joined.broadcast(torch.zeros(4 * BUCKET_BYTES, dtype=torch.uint8))
+        joined.broadcast(torch.zeros(128 << 20, dtype=torch.uint8))
 
 
 class OnDevice:
@@ -212,9 +212,8 @@ def test_a_transfer_that_crawls_is_over_in_time_though_no_bucket_is_late(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(group, "monotonic", lambda: now[0])
-    monkeypatch.setattr(group, "BUCKET_BYTES", 100)
     meeting = Meeting("127.0.0.1", 2, timeout_s=5)
-    trainer = spec(meeting, size=2, timeout_s=2.0)
+    trainer = msgspec.structs.replace(spec(meeting, size=2, timeout_s=2.0), bucket_bytes=100)
     through: list[int] = []
 
     def receive() -> None:

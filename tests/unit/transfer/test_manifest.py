@@ -40,6 +40,22 @@ def test_buckets_cover_the_stream_without_a_gap() -> None:
     assert [(p.start, p.end) for p in pieces] == [(0, 32), (32, 64), (64, 96), (96, 100)]
 
 
+def test_buckets_are_large_at_first_and_small_at_the_end() -> None:
+    mib = 1 << 20
+    pieces = weights.buckets(200 * mib + 7, 64 * mib)
+
+    assert [(p.end - p.start) / mib for p in pieces[:-1]] == [64, 64, 36, 18, 9, 8]
+    assert pieces[-1].end == 200 * mib + 7
+    assert all(p.start % weights.ALIGN_BYTES == 0 for p in pieces)
+
+
+def test_a_group_that_does_not_say_how_the_stream_is_cut_is_refused() -> None:
+    message = wire.group_to_pb(GroupSpec("gloo", "10.0.0.1", 4711, 2, 3, "run/4/abc", 12.5))
+    message.bucket_bytes = 0
+    with pytest.raises(InvalidInput, match=r"bucket_bytes.*one version"):
+        wire.group_from_pb(message)
+
+
 def test_the_digest_names_the_weights_and_nothing_else() -> None:
     assert weights.build(state(), version=9, parent=8).digest == manifest().digest
     changed = state() | {"scale": torch.tensor(2.75)}
@@ -89,7 +105,7 @@ def test_the_whole_model_is_accepted() -> None:
 
 
 def test_manifest_and_group_survive_the_wire() -> None:
-    spec = GroupSpec("gloo", "10.0.0.1", 4711, 2, 3, "run/4/abc", 12.5)
+    spec = GroupSpec("gloo", "10.0.0.1", 4711, 2, 3, "run/4/abc", 12.5, 4096)
 
     assert wire.manifest_from_pb(wire.manifest_to_pb(manifest())) == manifest()
     assert wire.group_from_pb(wire.group_to_pb(spec)) == spec

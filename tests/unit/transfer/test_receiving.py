@@ -25,7 +25,9 @@ def sent(snapshot: Snapshot, stream: torch.Tensor, staging: Staging | None = Non
     """What a receiver gets of `stream` under the snapshot's manifest."""
     staging = staging or Staging()
     meeting = transport.Meeting("127.0.0.1", 2, timeout_s=20.0)
-    spec = transport.GroupSpec("gloo", meeting.host, meeting.port, 0, 2, "run/1/a", 20.0)
+    spec = transport.GroupSpec(
+        "gloo", meeting.host, meeting.port, 0, 2, "run/1/a", 20.0, transport.BUCKET_BYTES
+    )
 
     def send() -> None:
         group = transport.join(spec, store=meeting.store)
@@ -64,12 +66,29 @@ def test_one_flipped_bit_is_noticed_and_named(name: str) -> None:
         sent(snapshot, other.stream)
 
 
+@pytest.mark.usefixtures("buckets")
+def test_a_tensor_of_many_buckets_is_looked_at_bucket_by_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked, add = list[int](), weights.Arrived.add
+
+    def counted(self: weights.Arrived, piece: torch.Tensor) -> None:
+        looked.append(piece.numel())
+        add(self, piece)
+
+    monkeypatch.setattr(weights.Arrived, "add", counted)
+    snapshot = Snapshot.take(STATE, version=1, parent=0)
+    sent(snapshot, snapshot.stream)
+    assert max(looked) <= 1000
+    assert sum(looked) == snapshot.manifest.bytes_total
+
+
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_could_not_be_checked_is_not_taken_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(piece: torch.Tensor, entry: object) -> str:
+    def broken(self: weights.Arrived, piece: torch.Tensor) -> None:
         raise ImportError("no module to hash with")
 
-    monkeypatch.setattr(weights, "wrong_bytes", broken)
+    monkeypatch.setattr(weights.Arrived, "add", broken)
     snapshot = Snapshot.take(STATE, version=1, parent=0)
     with pytest.raises(Unavailable, match="embed could not be checked: ImportError: no module"):
         sent(snapshot, snapshot.stream)
