@@ -143,6 +143,28 @@ class Replica:
         (report,) = await publish(snapshot, run="main", trainer_epoch=1, replicas=[self.entry])
         return report
 
+    async def publish_whole(
+        self, state: dict[str, torch.Tensor], version: int
+    ) -> ReplicaPublication:
+        report = await self.publish(state, version)
+        assert report.error == ""
+        return report
+
+    async def publish_at_work(
+        self, state: dict[str, torch.Tensor], version: int
+    ) -> ReplicaPublication:
+        """While it writes a reply, whose spans say where the version came."""
+        running = self.generate(TOKENS)
+        await anext(aiter(running))  # type: ignore[call-overload]
+        report = await self.publish_whole(state, version)
+        spans = [codec.spans_from_pb(m.finish.spans) async for m in running][-1]  # type: ignore[attr-defined]
+        switch, former = spans[0].end, version - 1
+        assert spans == (
+            VersionSpan(former, 0, switch, former),
+            VersionSpan(version, switch, TOKENS, version),
+        )
+        return report
+
     def generate(self, tokens: int) -> object:
         request = pb.GenerateRequest(
             episode=common.EpisodeKey(run="main", group="g", owner_epoch=1),
@@ -177,23 +199,25 @@ async def test_weights_arrive_survive_a_restart_and_leave_nothing(
             base_versions, base_scores = await replica.scores()
             assert base_versions == {0}
 
-            running = replica.generate(TOKENS)
-            await anext(aiter(running))  # type: ignore[call-overload]
-            report = await replica.publish(changed, 1)
-            assert report.error == ""
+            report = await replica.publish_at_work(changed, 1)
             record_property("publication", str(report))
-            spans = [codec.spans_from_pb(m.finish.spans) async for m in running][-1]  # type: ignore[attr-defined]
-            switch = spans[0].end
-            assert spans == (VersionSpan(0, 0, switch, 0), VersionSpan(1, switch, TOKENS, 1))
-
             versions, scores = await replica.scores()
             assert versions == {1}
             assert all(a != b for a, b in zip(scores, base_scores, strict=True))
 
-            lie = weights.build(state, version=2, parent=1)
-            refused = await replica.publish(changed, 2, manifest=lie)
+            # At rest, in the memory of what is replaced; in turns with the other way.
+            record_property("at rest", str(await replica.publish_whole(state, 2)))
+            assert await replica.scores() == ({2}, base_scores)
+            await replica.publish_at_work(changed, 3)
+            assert await replica.scores() == ({3}, scores)
+            await replica.publish_whole(state, 4)
+            await replica.publish_whole(changed, 5)
+            assert await replica.scores() == ({5}, scores)
+
+            lie = weights.build(state, version=6, parent=5)
+            refused = await replica.publish(changed, 6, manifest=lie)
             assert "digest" in refused.error
-            assert await replica.scores() == ({1}, scores)
+            assert await replica.scores() == ({5}, scores)
 
             assert await service.stop(signal.SIGTERM) == 0
             assert service.processes() == []

@@ -26,7 +26,7 @@ from muster.transfer.arriving import Source
 from muster.transfer.manifest import Manifest
 from muster.transfer.stored import StoredSpec
 from muster.types import SamplingParams
-from services.inference.adapters.vllm_active import Settled, ends, settle
+from services.inference.adapters.vllm_active import Settled, ends, pack, settle
 from services.inference.adapters.vllm_outputs import Reply, as_json, params_of
 from services.inference.adapters.vllm_setup import (
     engine_args,
@@ -245,6 +245,8 @@ class VllmEngine:
         self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
     ) -> CommitFigures:
         """See Engine."""
+        async with self._alive("pack"):
+            await pack(self._llm, self._load, self._config.apply_timeout_s)
         status = await self.update_status()
         if status.phase is not UpdatePhase.STAGED or status.version != version:
             raise Refused(
@@ -306,8 +308,8 @@ class VllmEngine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         llm = self._llm
-        # Clearing preempts what runs and resets the prefix cache; it raises if it cannot.
-        await llm.pause_generation(mode="keep", clear_cache=not keep)
+        # Preempts what runs and clears its KV, or raises. (AsyncLLM's own verb sleeps after it.)
+        await llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=not keep)
         self._paused_at = monotonic()
         await llm.start_weight_update()
         await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
@@ -340,19 +342,21 @@ class VllmEngine:
 
     async def shutdown(self) -> None:
         """See Engine."""
-        if self._llm is not None:
-            llm, self._llm = self._llm, None
+        llm, self._llm = self._llm, None
+        if llm is not None:
             await asyncio.to_thread(llm.shutdown, _SHUTDOWN_S)
             # Its finaliser would do it again, noisily, when the interpreter is half gone.
             llm.shutdown = lambda timeout=None: None
 
     async def _end_live(self) -> None:
         """End every request: the engine may stay paused, and none would ever hear of it."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
-            await self._llm.abort(self._load.names())
-        except EngineDeadError:
+            async with self._answers("after a failed apply"):
+                await self._llm.abort(self._load.names())
+                if not self._wedged:
+                    (whole,) = await self._llm.collective_rpc("muster_drop_update")
+                    self._wedged = not whole
+        except (InvalidInput, Unavailable):
             _log.warning("the engine died during an update")  # its requests were told so
 
     def _refuse_if_broken(self) -> None:

@@ -1,18 +1,22 @@
 """What is done with running requests before weights are put in place.
 
-Owns: ending them, or waiting for their end. Promise: bounded; a request that does not end in time
-is computed again, never lost. Does not cover: the pause and the apply (vllm.py).
+Owns: ending them, or waiting for their end; new weights packed first where that keeps the engine's
+stop short for them. Promise: bounded; a request that does not end in time is computed again, never
+lost. Does not cover: the pause and the apply (vllm.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from muster.errors import Unavailable
 from muster.transfer.active import ActiveRequests
 from muster.types import Value
 from services.inference.adapters.vllm_stats import LoadMeter
 
 _ABORT_S = 5.0  # for requests to end that were aborted
+_PACK_POLL_S = 0.02
 
 
 class Settled(Value, frozen=True):
@@ -23,6 +27,26 @@ class Settled(Value, frozen=True):
     kept: int = 0
     recomputed: int = 0
     tokens_lost: int = 0
+
+
+async def pack(llm: Any, load: LoadMeter, limit_s: float) -> None:
+    """A version that came while nothing ran is packed now if something does (vllm_receiver.py)."""
+    if not load.names():
+        return
+    try:
+        async with asyncio.timeout(limit_s):
+            while True:
+                (status,) = await llm.collective_rpc("muster_pack")
+                if status is None or status["phase"] != "staged" or status["packed"]:
+                    return
+                await asyncio.sleep(_PACK_POLL_S)
+    except TimeoutError:
+        raise Unavailable(
+            f"the new weights were not packed within {limit_s} s",
+            field="inference.apply_timeout_s",
+            value=limit_s,
+            way_out="see the load of that machine, or allow more time; publish again",
+        ) from None
 
 
 async def settle(llm: Any, load: LoadMeter, active: ActiveRequests, finish_s: float) -> Settled:

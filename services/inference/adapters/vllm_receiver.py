@@ -5,11 +5,16 @@ verifying it, and putting it in place. vLLM's verbs map so:
 
     init_weight_transfer_engine      start receiving (returns at once: verbs run in the step loop)
     muster_update_status             phase, version, error (worker extension; gives an answer)
+    muster_pack                      the same, and packs what is not: the engine is at work
     start_weight_update              refuse unless that version is staged and verified
     update_weights                   put it in place (the engine is paused)
     finish_weight_update             done: free the staging memory
     shutdown_weight_transfer_engine  drop what was staged
+    muster_drop_update               the same after an apply that failed half way
 
+On a CPU a version is packed beside the one that serves (vllm_shadow.py), unless the engine has
+nothing to do when it is here: then it is put in place layer by layer, in the memory of what it
+replaces, which stops the engine for longer and takes less in all.
 Promise: nothing of the served model changes before update_weights; digests are checked before
 STAGED (finite values before they are sent). Does not cover: pausing, labels, the KV (vllm.py);
 tensor parallel workers.
@@ -20,6 +25,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +44,7 @@ from muster.transfer.arriving import Source, arrive
 from muster.transfer.group import GroupSpec
 from muster.transfer.receiving import Staging
 from muster.transfer.stored import StoredSpec
+from services.inference.adapters import vllm_head, vllm_shadow
 from services.inference.adapters.vllm_shadow import Shadow
 
 _NICE = 3
@@ -72,6 +79,7 @@ class Receipt:
         self.tensors: dict[str, torch.Tensor] = {}
         self.stream: torch.Tensor | None = None  # what they are views of
         self.shadow: Shadow | None = None
+        self.packing: threading.Thread | None = None
 
     def status(self) -> dict[str, Any]:
         """What muster_update_status answers."""
@@ -81,6 +89,7 @@ class Receipt:
             "error": self.error,
             "receive_s": self.receive_s,
             "stage_s": self.stage_s,
+            "packed": self.shadow is not None or not current_platform.is_cpu(),
         }
 
 
@@ -92,6 +101,8 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     supports_draft_weight_update = False
     receipt: Receipt | None = None
     staging: Staging | None = None
+    running: Sized | None = None
+    """The requests that the worker computes; None: nobody tells, so some may be."""
 
     def _staging_for(self, source: Source) -> Staging:
         if self.staging is None:
@@ -125,14 +136,9 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             staging = self._staging_for(source)
             stream = arrive(receipt.manifest, source, staging, stored_root)
             receipt.receive_s = time.monotonic() - began
-            tensors = weights.unpack(stream, receipt.manifest)
-            if current_platform.is_cpu():
-                with set_current_vllm_config(self.vllm_config):
-                    receipt.shadow = Shadow(self.model, tensors)
-                del tensors
-                staging.give_back(stream)  # the shadow has copies
-            else:
-                receipt.tensors, receipt.stream = tensors, stream
+            receipt.tensors, receipt.stream = weights.unpack(stream, receipt.manifest), stream
+            if current_platform.is_cpu() and not self._at_rest():
+                self._pack(receipt)
             receipt.stage_s = time.monotonic() - began - receipt.receive_s
             receipt.phase = "staged"
         except Exception as error:  # noqa: BLE001 - vLLM's loaders may raise anything; told below
@@ -140,9 +146,46 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             receipt.error = f"{type(error).__name__}: {error}"
             receipt.phase = "failed"
 
+    def _at_rest(self) -> bool:
+        """Nothing is computed, and vLLM loads this model again as it did at first."""
+        return self.running is not None and not self.running and not vllm_shadow.needed(self.model)
+
+    def _pack(self, receipt: Receipt) -> None:
+        with set_current_vllm_config(self.vllm_config):
+            receipt.shadow = Shadow(self.model, receipt.tensors)
+        self._used(receipt)  # the shadow has copies
+
+    def _used(self, receipt: Receipt) -> None:
+        """Nobody reads what arrived any more."""
+        stream, receipt.tensors, receipt.stream = receipt.stream, {}, None
+        if self.staging is not None and stream is not None:
+            self.staging.give_back(stream)
+
+    def pack(self) -> None:
+        """Pack what is staged and is not, in a thread; does nothing the second time."""
+        receipt = self.receipt
+        if receipt is None or receipt.phase != "staged" or receipt.status()["packed"]:
+            return
+        if receipt.packing is None:
+            name = f"pack-{receipt.manifest.version}"
+            receipt.packing = threading.Thread(
+                target=self._pack_late, args=(receipt,), name=name, daemon=True
+            )
+            receipt.packing.start()
+
+    def _pack_late(self, receipt: Receipt) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            self._pack(receipt)
+        except Exception as error:  # noqa: BLE001 - as in _receive
+            receipt.error = f"{type(error).__name__}: {error}"
+            receipt.phase = "failed"
+
     def start_weight_update(self) -> None:
         if self.receipt is None or self.receipt.phase != "staged":
             raise RuntimeError("no version is staged")
+        if self.receipt.packing is not None and self.receipt.shadow is None:
+            raise RuntimeError("the version is still being packed")
         if self.receipt.shadow is None:
             from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -167,8 +210,9 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
             finalize_layerwise_reload(self.model, self.model_config)
-            if self.staging is not None and self.receipt.stream is not None:
-                self.staging.give_back(self.receipt.stream)
+            for module in self.model.modules():
+                vllm_head.renew(module)
+            self._used(self.receipt)
         self.receipt = None
 
     def shutdown(self) -> None:
@@ -181,11 +225,27 @@ class MusterWorkerExtension:
 
     weight_transfer_engine: Any
     model_runner: Any
+    _weight_update_active: bool
 
     def muster_update_status(self) -> dict[str, Any] | None:
         """The receipt's status, or None when nothing is in hand."""
         receipt = self.weight_transfer_engine.receipt
         return receipt.status() if receipt is not None else None
+
+    def muster_pack(self) -> dict[str, Any] | None:
+        """Go on packing, if there is something to pack; the status."""
+        self.weight_transfer_engine.pack()
+        return self.muster_update_status()
+
+    def muster_drop_update(self) -> bool:
+        """Forget an update that failed after its start, else vLLM would never begin another.
+
+        False: it was not packed, and loading again stopped half way; this model takes no other.
+        """
+        receipt = self.weight_transfer_engine.receipt
+        self._weight_update_active = False
+        self.weight_transfer_engine.shutdown()
+        return receipt is None or receipt.shadow is not None
 
     def muster_attention_backend(self) -> str:
         """Name of the kernels that compute attention; empty when the runner does not tell."""

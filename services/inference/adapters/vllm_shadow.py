@@ -25,6 +25,12 @@ from services.inference.adapters import vllm_head
 _TREES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
+def needed(model: Any) -> bool:
+    """True for a model that vLLM does not load again as it did at first: see `_process`."""
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    return any(getattr(method, "moe_kernel", None) is not None for method in methods)
+
+
 class Shadow:
     """New weights for `model`, ready to be put in place once."""
 
@@ -64,7 +70,9 @@ class Shadow:
         """Fresh memory in the shape of `template`; one for all holders of a tied parameter."""
         if id(current) not in self._fresh:
             # The recorded loaders had their layer taken out; they read only its settings.
-            self._fresh[id(current)] = restore_layer_refs(materialize_meta_tensor(template), layer)
+            fresh = restore_layer_refs(materialize_meta_tensor(template), layer)
+            _unwrap(fresh)
+            self._fresh[id(current)] = fresh
         return self._fresh[id(current)]
 
     def _load(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -82,6 +90,15 @@ class Shadow:
             for name, value in twin.__dict__.items():
                 if name not in _TREES and live.__dict__.get(name) is not value:
                     live.__dict__[name] = value
+
+
+def _unwrap(parameter: Any) -> None:
+    """Give it its own loader. Loading a live model again leaves the recorded one wrapped in a
+    loader that hands tensors to the live layer, or drops them when that is complete."""
+    loader: Any = getattr(parameter, "weight_loader", None)
+    while getattr(loader, "__name__", "") == "online_process_loader":
+        loader = loader.__wrapped__
+        parameter.weight_loader = loader
 
 
 def _process(method: Any, twin: Any) -> None:

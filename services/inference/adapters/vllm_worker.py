@@ -26,6 +26,8 @@ class MusterCpuWorker(CPUWorker):  # type: ignore[misc] # vLLM is untyped here
         use_float32_heads()
         super().load_model(**options)
         self._kept = KeptTokens(self.model_runner.sampler)
+        if self.weight_transfer_engine is not None:
+            self.weight_transfer_engine.running = self.model_runner.requests
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

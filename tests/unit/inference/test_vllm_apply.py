@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from muster.errors import Unavailable
-from muster.transfer import manifest as weights
+from muster.errors import Refused, Unavailable
+from muster.transfer.snapshot import Snapshot
 from muster.types import EpisodeKey, SamplingParams
 from services.inference.config import InferenceConfig
 from services.inference.driver import ReplicaDriver
@@ -26,8 +26,19 @@ from services.inference.replica import Bounds, Replica, State
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and torch warn at import
-Tensors = dict[str, torch.Tensor]
 OLD, NEW = 1.0, 2.0
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver of a CPU engine; what arrives is the stream that it is given as its source."""
+    from services.inference.adapters import vllm_receiver as ours
+
+    nothing = contextlib.nullcontext()
+    monkeypatch.setattr(ours.current_platform, "is_cpu", lambda: True)
+    monkeypatch.setattr(ours, "set_current_vllm_config", lambda config: nothing)
+    monkeypatch.setattr(ours, "arrive", lambda manifest, source, staging, root: source)
+    monkeypatch.setattr(ours.os, "setpriority", lambda *given: None)
 
 
 class Tiny(torch.nn.Module):
@@ -40,9 +51,11 @@ class Tiny(torch.nn.Module):
             torch.nn.init.constant_(parameter, OLD)
 
     def load_weights(self, tensors: Any) -> set[str]:
+        from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
         mine, loaded = dict(self.named_parameters()), set()
         for name, tensor in tensors:
-            mine[name].data.copy_(tensor)
+            getattr(mine[name], "weight_loader", default_weight_loader)(mine[name], tensor)
             loaded.add(name)
         return loaded
 
@@ -56,41 +69,55 @@ class DirectLlm:
     errored = False
 
     def __init__(self, model: Tiny):
-        from services.inference.adapters.vllm_receiver import MusterTransferEngine
+        from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-        self.receiver = MusterTransferEngine.__new__(MusterTransferEngine)
+        from services.inference.adapters import vllm_receiver as ours
+
+        record_metadata_for_reloading(model)
+        self.receiver = ours.MusterTransferEngine.__new__(ours.MusterTransferEngine)
         self.receiver.model, self.label = model, "0"
+        self.receiver.vllm_config = self.receiver.model_config = None
+        self.worker = ours.MusterWorkerExtension()
+        self.worker.weight_transfer_engine = self.receiver
+        self.worker._weight_update_active = False
+        self.engine_core = self
+        self.asked, self.packed_at_start = list[str](), False
 
-    def stage(self, version: int) -> None:
-        """As the receiver's thread leaves it when everything has arrived and was verified."""
+    def stage(self, version: int, value: float = NEW) -> Any:
+        """As the receiver's thread does it when everything has arrived and was verified."""
         from services.inference.adapters.vllm_receiver import Receipt
-        from services.inference.adapters.vllm_shadow import Shadow
 
-        model = self.receiver.model
-        state = {name: torch.full_like(p, NEW) for name, p in model.named_parameters()}
-        receipt = Receipt(weights.build(state, version=version, parent=version - 1))
-        receipt.shadow, receipt.phase = Shadow(model, state), "staged"
+        state = {name: torch.full((2, 2), value) for name in ("first.weight", "second.weight")}
+        snapshot = Snapshot.take(state, version=version, parent=version - 1)
+        receipt = Receipt(snapshot.manifest)
+        self.receiver._receive(receipt, snapshot.stream.clone(), "")
+        assert receipt.phase == "staged", receipt.error
         self.receiver.receipt = receipt
+        return receipt
 
     async def collective_rpc(self, name: str) -> list[Any]:
-        assert name == "muster_update_status"
-        return [self.receiver.receipt.status() if self.receiver.receipt else None]
+        self.asked.append(name)
+        return [getattr(self.worker, name)()]
 
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None: ...
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None: ...
 
     async def resume_generation(self) -> None: ...
 
     async def start_weight_update(self) -> None:
+        assert not self.worker._weight_update_active, "vLLM begins no second one"
+        self.packed_at_start = self.receiver.receipt.shadow is not None
         self.receiver.start_weight_update()
+        self.worker._weight_update_active = True
 
     async def update_weights(self, request: Any) -> None:
         self.receiver.update_weights(request.update_info)
 
     async def finish_weight_update(self, label: str) -> None:
         self.receiver.finish_weight_update()
-        self.label = label
+        self.worker._weight_update_active, self.label = False, label
 
     async def shutdown_weight_transfer_engine(self) -> None:
+        assert not self.worker._weight_update_active, "vLLM forgets none that has begun"
         self.receiver.shutdown()
 
     async def abort(self, names: list[str]) -> None: ...
@@ -105,11 +132,14 @@ class DirectLlm:
 
 
 class World:
-    def __init__(self, config: InferenceConfig | None = None) -> None:
+    def __init__(
+        self, config: InferenceConfig | None = None, running: list[str] | None = None
+    ) -> None:
         from services.inference.adapters.vllm import VllmEngine
 
         self.model = Tiny()
         self.llm = DirectLlm(self.model)
+        self.llm.receiver.running = running
         self.engine = VllmEngine("nowhere", config or InferenceConfig())
         self.engine._llm = self.llm
         self.replica = Replica("main", Bounds(requests_max=2, scores_max=1, tokens_max=100))
@@ -147,24 +177,86 @@ class Picky(Tiny):
         raise AssertionError("Attempted to load weight (3, 3) into parameter (2, 2)")
 
 
-def test_a_loader_that_asserts_fails_the_update_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from services.inference.adapters import vllm_receiver
+def test_a_loader_that_asserts_fails_the_update_at_once() -> None:
+    from services.inference.adapters.vllm_receiver import Receipt
 
-    monkeypatch.setattr(vllm_receiver.current_platform, "is_cpu", lambda: True)
-    monkeypatch.setattr(
-        vllm_receiver, "set_current_vllm_config", lambda config: contextlib.nullcontext()
-    )
-    monkeypatch.setattr(vllm_receiver, "arrive", lambda *given: None)
-    monkeypatch.setattr(vllm_receiver.os, "setpriority", lambda *given: None)
-    model = Picky()
-    state = {name: torch.full_like(p, NEW) for name, p in model.named_parameters()}
-    monkeypatch.setattr(vllm_receiver.weights, "unpack", lambda *given: state)
-    receiver = DirectLlm(model).receiver
-    receiver.vllm_config, receiver.staging = None, SimpleNamespace(give_back=lambda stream: None)
-    receipt = vllm_receiver.Receipt(weights.build(state, version=1, parent=0))
-    receiver._receive(receipt, None, "")
+    state = {name: torch.full((2, 2), NEW) for name in ("first.weight", "second.weight")}
+    snapshot = Snapshot.take(state, version=1, parent=0)
+    receipt = Receipt(snapshot.manifest)
+    DirectLlm(Picky()).receiver._receive(receipt, snapshot.stream, "")
     assert receipt.phase == "failed"
     assert receipt.error.startswith("AssertionError: Attempted to load weight (3, 3)")
+
+
+async def test_an_engine_at_rest_takes_a_version_in_the_memory_of_the_old_one() -> None:
+    world = World(running=[])
+    async with world.driver as driver:
+        receipt = world.llm.stage(1)
+        assert (receipt.shadow, world.model.values()) == (None, [OLD, OLD])
+        before = [p.data_ptr() for p in world.model.parameters()]
+
+        await driver.commit("main", 1, 1)
+
+        assert world.model.values() == [NEW, NEW]
+        assert [p.data_ptr() for p in world.model.parameters()] == before
+        assert "muster_pack" not in world.llm.asked
+
+
+async def test_an_engine_takes_versions_at_rest_and_at_work_in_turns() -> None:
+    """What one way leaves of vLLM's records of a layer is what the next one starts from."""
+    world = World()
+    async with world.driver as driver:
+        for version, running in enumerate(([], ["one"], [], [], ["one"], ["one"], []), 1):
+            world.llm.receiver.running = running
+            receipt = world.llm.stage(version, 10.0 * version)
+            assert receipt.status()["packed"] == bool(running)
+            await driver.commit("main", 1, version)
+            assert world.model.values() == [10.0 * version] * 2
+
+
+async def test_an_engine_that_works_has_its_weights_packed_beside_the_old_ones() -> None:
+    receipt = World(running=["one"]).llm.stage(1)
+    assert receipt.status()["packed"]
+    assert receipt.stream is None, "what arrived is copied, so the next version may arrive there"
+
+
+async def test_weights_that_came_at_rest_are_packed_first_when_a_request_came_since() -> None:
+    world = World(running=[])
+    async with world.driver as driver:
+        world.llm.stage(1)
+        with world.engine._load.request("came-since"):
+            await driver.commit("main", 1, 1)
+        assert world.llm.packed_at_start
+        assert world.model.values() == [NEW, NEW]
+
+
+async def test_weights_that_cannot_be_packed_leave_what_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(running=[])
+    async with world.driver as driver:
+        world.llm.stage(1)
+        monkeypatch.setattr(Tiny, "load_weights", Picky.load_weights)
+        with (
+            world.engine._load.request("came-since"),
+            pytest.raises(Refused, match=r"not staged \(failed"),
+        ):
+            await driver.commit("main", 1, 1)
+        assert world.model.values() == [OLD, OLD]
+        assert (world.replica.state, world.replica.version) == (State.SERVING, 0)
+
+
+async def test_an_engine_that_stopped_half_way_through_loading_again_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(running=[])
+    async with world.driver as driver:
+        world.llm.stage(1)
+        monkeypatch.setattr(Tiny, "load_weights", Picky.load_weights)
+        with pytest.raises(Unavailable, match="fenced"):
+            await driver.commit("main", 1, 1)
+        assert world.replica.state is State.FENCED
+        assert not world.engine.alive(), "its layers are gone: only a restart helps"
 
 
 async def test_a_swap_that_succeeds_puts_everything_in_place() -> None:
