@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -80,7 +81,7 @@ class World:
                     if found := _EVENT.search(line):
                         yield float(found[1]), found[2].decode()
 
-    def lags(self) -> list[dict[str, float]]:
+    def lags(self) -> list[dict[str, Any]]:
         """What the router has told of its event loop, one entry a window, oldest first."""
         lines = self.log.read_text("utf-8").splitlines()
         told = (json.loads(line) for line in lines if '"muster.lag"' in line)

@@ -10,7 +10,8 @@ group's is encoded; its siblings share it. Whatever is slower than 100 ms a turn
 router, its server of streams, or the fakes; the processor share of each says which. A turn counts
 when the router knows that it is durable, by its own journal. The window begins when each of the
 first EPISODES that got a box has had a turn. The lag is
-what the router itself measures (muster/lag.py): the worst p99 of the windows of TELL_S.
+what the router itself measures (muster/lag.py): the p99 of all timers of the window, as the edge
+below which it lies, and beside it the p99 of the worst TELL_S alone.
 Does not cover: engines and boxes that do something, the bank and the trainer (bench.router_soak).
 """
 
@@ -19,12 +20,14 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import _results
 from bench import _router_world as world
 from muster.clock import monotonic
+from muster.lag import quantile_ms
 
 EPISODES, SIBLINGS, TURNS, PROMPT_TOKENS, TASKS = 2048, 8, 12, 32_000, 256
 FILLED_S, TELL_S = 600.0, 2.0
@@ -47,6 +50,11 @@ generate_timeout_s = 120.0
 def window_rate(turns: list[float], begin: float, end: float) -> float:
     """Turns a second in [begin, end); both in seconds of one clock."""
     return sum(begin <= at < end for at in turns) / (end - begin)
+
+
+def added(lags: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The counts of windows that follow each other, as those of one."""
+    return [sum(some) for some in zip(*(lag["counts"] for lag in lags), strict=True)]
 
 
 async def _filled(running: world.World, job: str, episodes: int) -> float:
@@ -80,7 +88,8 @@ async def measure(folder: Path, episodes: int, seconds: float) -> dict[str, floa
     return {
         "turns_per_s": rate,
         "router_cpu_ms_per_turn": 1e3 * shares["router_cpu_share"] / max(rate, 1e-9),
-        "loop_lag_p99_ms": max(lag["p99_ms"] for lag in lags),
+        "loop_lag_p99_ms": quantile_ms(added(lags), 0.99),
+        "loop_lag_p99_worst_2s_ms": max(lag["p99_ms"] for lag in lags),
         "loop_lag_p99_median_ms": statistics.median(lag["p99_ms"] for lag in lags),
         "loop_lag_p50_ms": statistics.median(lag["p50_ms"] for lag in lags),
         "loop_lag_max_ms": max(lag["max_ms"] for lag in lags),

@@ -8,7 +8,10 @@ delayed; memory is bounded by one window. Does not cover: what held the loop up 
 from __future__ import annotations
 
 import asyncio
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -17,16 +20,23 @@ from muster.types import Value
 
 _EVERY_S = 0.01
 _STALL_MAX = 6000  # timers that one stall can count as: a minute
+EDGES_MS = (1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 75, 100, 200, 500, 1000)
+"""Upper edges of the counts that a window tells, so that windows can be added up."""
 _log = telemetry.logger("muster.lag")
 
 
 class Lag(Value, frozen=True):
-    """Delays of one window in milliseconds, and how many timers were due in it."""
+    """Delays of one window in milliseconds, and how many timers were due in it.
+
+    counts: how many were later than the edge before and at most so late, for each of EDGES_MS and,
+    last, for all that were later still.
+    """
 
     timers: int
     p50_ms: float
     p99_ms: float
     max_ms: float
+    counts: tuple[int, ...]
 
 
 class LoopLag:
@@ -64,4 +74,19 @@ def summary(late_ms: Sequence[float]) -> Lag:
     """Of at least one delay."""
     ordered = sorted(late_ms)
     last = len(ordered) - 1
-    return Lag(len(ordered), ordered[last // 2], ordered[int(last * 0.99)], ordered[-1])
+    upto = [0, *(bisect_right(ordered, edge) for edge in EDGES_MS), len(ordered)]
+    counts = tuple(more - less for less, more in pairwise(upto))
+    return Lag(len(ordered), ordered[last // 2], ordered[int(last * 0.99)], ordered[-1], counts)
+
+
+def quantile_ms(counts: Sequence[int], share: float) -> float:
+    """Of `counts` as in Lag, of one window or added up: the edge that this share of the timers did
+    not pass, infinite when it lies beyond the last one. ValueError when there are none."""
+    left = share * sum(counts)
+    if not left:
+        raise ValueError("no timer was due")
+    for edge, count in zip((*EDGES_MS, math.inf), counts, strict=True):
+        left -= count
+        if left <= 0:
+            return float(edge)
+    return math.inf

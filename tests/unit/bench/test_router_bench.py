@@ -10,7 +10,7 @@ import pytest
 from bench import _router_world as world
 from bench import router_soak
 from bench._router_fakes import Fakes, reply
-from bench.router import window_rate
+from bench.router import added, window_rate
 from muster.taskset import read_task_set
 from muster.types import FinishReason
 from muster.v1 import inference_pb2 as inf
@@ -34,6 +34,10 @@ def fakes() -> Fakes:
 
 def test_a_rate_counts_what_lies_in_the_window() -> None:
     assert window_rate([0.5, 1.0, 1.5, 2.5, 3.0], 1.0, 3.0) == 1.5
+
+
+def test_the_lag_of_a_whole_run_is_that_of_its_windows_together() -> None:
+    assert added([{"counts": [5, 0, 1]}, {"counts": [2, 3, 0]}]) == [7, 3, 1]
 
 
 def test_the_reply_of_a_fake_is_a_command_of_about_its_length() -> None:
