@@ -57,9 +57,9 @@ _NOTES = """\
   ahead up to `lag_max` = 16 here, which bounds launches; the product's default is 0. The rows
   *launched at most … ahead* say what a tighter bound of launches costs. Slope (batches of lag per
   1,000 s of an episode's own duration) and age are of the cohorts that were trained whole.
-- Levers: each alone (and the machine without any) stands against plain, all others against muster;
-  negative is faster. What a lever alone does to the machine is its row beside *machine, no lever*,
-  which is another program than plain. Priority alone is that machine: only admission looks at rank.
+- Levers: each alone stands against the machine without any, that one against plain, which is
+  another program, all others against muster; negative is faster. Priority alone is that machine:
+  only admission looks at rank.
   They and the sensitivity are run under fewer seeds and batches than the main table. *change*: of
   median intervals. *equal work*: of mean intervals over the bound of exactly what these batches
   trained, so that a seed's mix of short and long groups is not in it; so are the changes in the

@@ -18,9 +18,7 @@ from muster.types import Value
 from sim.rollout import arms
 from sim.rollout.run import Result
 
-_FROM_NOTHING = frozenset(
-    arm.name for arm in (arms.MACHINE_PLAIN, *arms.ALONE, arms.ADMISSION_AND_PRIORITY)
-)
+_ALONE = frozenset(arm.name for arm in (*arms.ALONE, arms.ADMISSION_AND_PRIORITY))
 
 
 class Ratio(Value, frozen=True):
@@ -153,9 +151,11 @@ def figures(study: Study) -> dict[str, float]:
 
 
 def lever_base(arm: str) -> str:
-    """What a configuration of the lever table stands against: plain for levers that stand alone
-    (and for the machine that has none), muster for all others."""
-    return "plain" if arm in _FROM_NOTHING else "muster"
+    """What a configuration of the lever table stands against: the same machine without any lever
+    for levers that stand alone, plain for that machine, muster for all others."""
+    if arm in _ALONE:
+        return arms.MACHINE_PLAIN.name
+    return "plain" if arm == arms.MACHINE_PLAIN.name else "muster"
 
 
 def changes(study: Study) -> dict[str, float]:
@@ -163,7 +163,7 @@ def changes(study: Study) -> dict[str, float]:
     found: dict[str, float] = {}
     for regime, arm in study.plan.compared:
         base = lever_base(arm)
-        name = f"{_flat(SHORT.get(regime, regime))}_{_flat(arm)}_over_{base}"
+        name = f"{_flat(SHORT.get(regime, regime))}_{_flat(arm)}_over_{_flat(base)}"
         found |= _ratio(name, study.few_change(arm, base, regime))
         found |= _ratio(f"{name}_per_work", study.few_work(arm, base, regime))
     for regime in study.plan.variants:

@@ -3,17 +3,18 @@
     python -m bench.publication_engine [--quick] [--rounds N] [--model NAME] [--active NAME]
         [--json PATH|-]
 
-One trainer's end and vLLM on the CPU, in processes of their own. Publications and bare gloo
-broadcasts of as many bytes between the same two processes take turns, first with the engine idle,
-then while four requests decode, of which `--active` says what becomes (default `recompute`). A
-broadcast is timed as in bench/publication.py; a publication's bytes per second are those of its
-transfer in the replica: joining, receiving, every digest. At the end the tensors are applied to the
-idle engine by vLLM's own reload: the bare apply.
+One trainer's end and vLLM on the CPU, in processes of their own. Publications, bare gloo
+broadcasts of as many bytes between the same two processes and bare applies (vLLM's own reload of
+tensors that are there) take turns with the engine idle, then the first two while four requests
+decode, of which `--active` says what becomes (default `recompute`). A broadcast is timed as in
+bench/publication.py; a publication's bytes per second are those of its transfer in the replica:
+joining, receiving, every digest.
 
-Ratios: bytes per second of publication and bare broadcast, idle and generating; the longest gap
-between two tokens of a request over the bare apply; a publication's whole latency with the engine
-idle over bare broadcast + bare apply. Latency while generating and tokens lost are told. Does not
-cover: several replicas, nccl (bench/publication_live.py has it), correctness (the same).
+Ratios, of medians: bytes per second of publication and bare broadcast, idle and generating; the
+longest gap between two tokens of a request in a publication over the bare apply (and the longest of
+all); a publication's whole latency with the engine idle over bare broadcast + bare apply. Latency
+while generating and tokens lost are told. Does not cover: several replicas, nccl
+(bench/publication_live.py has it), correctness (the same).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from muster.transfer.active import ActiveRequests
 from muster.transfer.publisher import ReplicaPublication, TransferSettings, publish
 from muster.transfer.snapshot import Snapshot
 
-RUN, LIMIT_S, ROUNDS, QUICK_ROUNDS, APPLIES = "check", 120.0, 12, 3, 5
+RUN, LIMIT_S, ROUNDS, QUICK_ROUNDS = "check", 120.0, 12, 3
 _EXTENSION = "bench._bare_worker.BareExtension"
 
 
@@ -116,15 +117,18 @@ async def bare(snapshot: Snapshot, to: Replica) -> float:
 
 
 class Rounds:
-    """Publications and bare broadcasts in turns; the first pair warms up and is left out."""
+    """Publications, bare broadcasts and, of an idle engine, bare applies in turns; the first of
+    each warms up and is left out."""
 
     def __init__(self, snapshot: Snapshot, to: Replica, active: ActiveRequests):
         self._snapshot, self._to, self._version = snapshot, to, 0
         self._settings = TransferSettings(timeout_s=LIMIT_S, active=active)
 
-    async def take(self, rounds: int) -> tuple[list[ReplicaPublication], list[float]]:
-        """So many of each."""
-        reports, bares = list[ReplicaPublication](), list[float]()
+    async def take(
+        self, rounds: int, *, idle: bool
+    ) -> tuple[list[ReplicaPublication], list[float], list[float]]:
+        """So many of each: publications, broadcasts, applies."""
+        reports, bares, applies = list[ReplicaPublication](), list[float](), list[float]()
         for _ in range(rounds + 1):
             self._version += 1
             (report,) = await publish(
@@ -138,7 +142,10 @@ class Rounds:
                 raise SystemExit(f"the publication failed: {report.error}")
             reports.append(report)
             bares.append(await bare(self._snapshot, self._to))
-        return reports[1:], bares[1:]
+            if idle:
+                manifest = _text(self._snapshot.manifest)
+                applies.append(await self._to.verb("bench_apply", manifest))
+        return reports[1:], bares[1:], applies[1:]
 
 
 async def measure(rounds: int, model: str, active: ActiveRequests) -> dict[str, Any]:
@@ -146,19 +153,21 @@ async def measure(rounds: int, model: str, active: ActiveRequests) -> dict[str, 
     snapshot = await asyncio.to_thread(snapshot_of, Options(model=model))
     async with replica(model) as to:
         taken = Rounds(snapshot, to, active)
-        idle = await taken.take(rounds)
+        idle = await taken.take(rounds, idle=True)
         decoded, over = Decoded(), asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             for name in range(STREAMS):
                 tasks.create_task(decode(to.address, name, decoded, over), name=f"decode-{name}")
             await asyncio.sleep(1.0)  # until they decode
-            busy = await taken.take(rounds)
+            busy = await taken.take(rounds, idle=False)
             over.set()
-        applies = [
-            await to.verb("bench_apply", _text(snapshot.manifest)) for _ in range(APPLIES + 1)
-        ][1:]
-    figures = {"bytes": float(snapshot.manifest.bytes_total), "bare_apply_s": _median(applies)}
-    for state, (reports, bares) in (("idle", idle), ("generating", busy)):
+    figures = {
+        "bytes": float(snapshot.manifest.bytes_total),
+        "bare_apply_s": _median(idle[2]),
+        "bare_apply_s_min": min(idle[2]),
+        "bare_apply_s_max": max(idle[2]),
+    }
+    for state, (reports, bares, _) in (("idle", idle), ("generating", busy)):
         figures |= {
             f"{state}_latency_s_p50": _median([r.latency_s for r in reports]),
             f"{state}_latency_s_max": max(r.latency_s for r in reports),
@@ -182,7 +191,9 @@ async def measure(rounds: int, model: str, active: ActiveRequests) -> dict[str, 
             / figures["idle_receive_s_p50"],
             "generating_to_bare_bytes_per_s": figures["generating_bare_broadcast_s_p50"]
             / figures["generating_receive_s_p50"],
-            "token_gap_over_bare_apply": figures["token_gap_s_max"] / figures["bare_apply_s"],
+            "token_gap_over_bare_apply": figures["token_gap_s_p50"] / figures["bare_apply_s"],
+            "longest_token_gap_over_bare_apply": figures["token_gap_s_max"]
+            / figures["bare_apply_s"],
             "idle_latency_over_bare": figures["idle_latency_s_p50"] / bare_s,
         },
     }
