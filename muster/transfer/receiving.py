@@ -20,17 +20,19 @@ class Staging:
     """The memory that a version is received into, kept from one to the next: memory that was never
     written to is slow (on a virtual machine it takes longer than the transfer itself).
 
-    At most one buffer is kept, as large as the largest version so far.
+    At most one buffer is kept, as large as the largest version so far. Safe to use from threads.
     """
 
     def __init__(self, device: Any = "cpu"):
         self._device, self._spare = device, list[Any]()
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> Any:
         """A flat uint8 tensor of that size, the caller's own until it is given back."""
         import torch
 
-        spare = self._spare.pop() if self._spare else None
+        with self._lock:
+            spare = self._spare.pop() if self._spare else None
         if spare is None or spare.numel() < size:
             spare = torch.empty(size, dtype=torch.uint8, device=self._device)
         return spare[:size]
@@ -38,8 +40,9 @@ class Staging:
     def give_back(self, stream: Any) -> None:
         """Nobody reads or writes it any more."""
         base = stream if stream._base is None else stream._base
-        if not self._spare or self._spare[0].numel() < base.numel():
-            self._spare[:] = [base]
+        with self._lock:
+            if not self._spare or self._spare[0].numel() < base.numel():
+                self._spare[:] = [base]
 
 
 def receive(manifest: weights.Manifest, spec: transport.GroupSpec, staging: Staging) -> Any:

@@ -164,13 +164,12 @@ class RouterDriver:
                 rules = self._machine.rules
                 key = EpisodeKey(rules.run, command.group, 0, 0, rules.owner_epoch)
                 # Encoded beside each other, in threads; only records and answers are in order.
-                opening = asyncio.create_task(self._opening(command), name=f"open-{command.group}")
-                try:
+                async with asyncio.TaskGroup() as tasks:
+                    name = f"open-{command.group}"
+                    opening = tasks.create_task(self._opening(command), name=name)
                     async with self._openings:
                         await self._patiently(lambda: self._durable.open_group(command, key))
                         return e.GroupRecorded(command.group, *await opening)
-                finally:
-                    opening.cancel()
             case e.RecordEpisode():
                 await self._patiently(lambda: self._durable.record_episode(command))
                 return e.EpisodeRecorded(command.episode)

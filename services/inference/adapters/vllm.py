@@ -233,11 +233,8 @@ class VllmEngine:
 
     async def update_status(self) -> UpdateStatus:
         """See Engine."""
-        async with self._answers("update status"):
-            answers = await self._llm.collective_rpc("muster_update_status")
-        if answers[0] is None:
+        if (found := await self._ask("muster_update_status")) is None:
             return UpdateStatus()
-        found = answers[0]
         phase = UpdatePhase(found["phase"])
         return UpdateStatus(phase, found["version"], found["error"], found["receive_s"])
 
@@ -245,8 +242,7 @@ class VllmEngine:
         self, version: int, active: ActiveRequests = ActiveRequests.RECOMPUTE
     ) -> CommitFigures:
         """See Engine."""
-        async with self._alive("pack"):
-            await pack(self._llm, self._load, self._config.apply_timeout_s)
+        await pack(self._ask, self._load, self._config.apply_timeout_s)
         status = await self.update_status()
         if status.phase is not UpdatePhase.STAGED or status.version != version:
             raise Refused(
@@ -354,10 +350,10 @@ class VllmEngine:
             async with self._answers("after a failed apply"):
                 await self._llm.abort(self._load.names())
                 if not self._wedged:
-                    (whole,) = await self._llm.collective_rpc("muster_drop_update")
-                    self._wedged = not whole
-        except (InvalidInput, Unavailable):
-            _log.warning("the engine died during an update")  # its requests were told so
+                    self._wedged = await self._llm.collective_rpc("muster_drop_update") != [True]
+        except Exception as error:  # noqa: BLE001 - whatever it says, it is of no use any more
+            self._wedged = True
+            _log.warning("the engine died during an update: %s", error)
 
     def _refuse_if_broken(self) -> None:
         if self._broken:
@@ -365,6 +361,10 @@ class VllmEngine:
                 "the last update did not end well; nothing is served",
                 way_out="publish a version again in full",
             )
+
+    async def _ask(self, verb: str) -> Any:
+        async with self._answers(verb):
+            return (await self._llm.collective_rpc(verb))[0]
 
     @asynccontextmanager
     async def _answers(self, what: str) -> AsyncIterator[None]:

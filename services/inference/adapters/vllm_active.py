@@ -8,6 +8,7 @@ lost. Does not cover: the pause and the apply (vllm.py).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from muster.errors import Unavailable
@@ -29,16 +30,18 @@ class Settled(Value, frozen=True):
     tokens_lost: int = 0
 
 
-async def pack(llm: Any, load: LoadMeter, limit_s: float) -> None:
-    """A version that came while nothing ran is packed now if something does (vllm_receiver.py)."""
-    if not load.names():
-        return
+async def pack(ask: Callable[[str], Awaitable[Any]], load: LoadMeter, limit_s: float) -> None:
+    """A version that came while nothing ran is packed now if something does, or if some version is
+    being packed (vllm_receiver.py): that goes on beside a reload."""
     try:
         async with asyncio.timeout(limit_s):
             while True:
-                (status,) = await llm.collective_rpc("muster_pack")
+                status = await ask("muster_update_status")
                 if status is None or status["phase"] != "staged" or status["packed"]:
                     return
+                if not load.names() and not status["packing"]:
+                    return
+                await ask("muster_pack")
                 await asyncio.sleep(_PACK_POLL_S)
     except TimeoutError:
         raise Unavailable(

@@ -44,10 +44,14 @@ from muster.transfer.arriving import Source, arrive
 from muster.transfer.group import GroupSpec
 from muster.transfer.receiving import Staging
 from muster.transfer.stored import StoredSpec
-from services.inference.adapters import vllm_head, vllm_shadow
+from services.inference.adapters import vllm_reload
+from services.inference.adapters.vllm_reload import Reload
 from services.inference.adapters.vllm_shadow import Shadow
 
 _NICE = 3
+_PACKING = threading.Lock()
+"""Held while a version is packed, also one that was dropped meanwhile: vLLM's current configuration
+is one for the process, and is set while layers are processed."""
 
 
 @dataclass
@@ -90,6 +94,7 @@ class Receipt:
             "receive_s": self.receive_s,
             "stage_s": self.stage_s,
             "packed": self.shadow is not None or not current_platform.is_cpu(),
+            "packing": self.packing is not None or _PACKING.locked(),
         }
 
 
@@ -103,6 +108,7 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     staging: Staging | None = None
     running: Sized | None = None
     """The requests that the worker computes; None: nobody tells, so some may be."""
+    reload: Reload | None = None
 
     def _staging_for(self, source: Source) -> Staging:
         if self.staging is None:
@@ -148,12 +154,14 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def _at_rest(self) -> bool:
         """Nothing is computed, and vLLM loads this model again as it did at first."""
-        return self.running is not None and not self.running and not vllm_shadow.needed(self.model)
+        return self.running is not None and not self.running and vllm_reload.possible(self.model)
 
     def _pack(self, receipt: Receipt) -> None:
-        with set_current_vllm_config(self.vllm_config):
-            receipt.shadow = Shadow(self.model, receipt.tensors)
-        self._used(receipt)  # the shadow has copies
+        try:
+            with _PACKING, set_current_vllm_config(self.vllm_config):
+                receipt.shadow = Shadow(self.model, receipt.tensors)
+        finally:
+            self._used(receipt)  # the shadow has copies
 
     def _used(self, receipt: Receipt) -> None:
         """Nobody reads what arrived any more."""
@@ -168,10 +176,14 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             return
         if receipt.packing is None:
             name = f"pack-{receipt.manifest.version}"
-            receipt.packing = threading.Thread(
+            thread = threading.Thread(
                 target=self._pack_late, args=(receipt,), name=name, daemon=True
             )
-            receipt.packing.start()
+            try:
+                thread.start()
+                receipt.packing = thread
+            except RuntimeError as error:  # no thread can be had
+                receipt.error, receipt.phase = str(error), "failed"
 
     def _pack_late(self, receipt: Receipt) -> None:
         try:
@@ -184,12 +196,11 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     def start_weight_update(self) -> None:
         if self.receipt is None or self.receipt.phase != "staged":
             raise RuntimeError("no version is staged")
-        if self.receipt.packing is not None and self.receipt.shadow is None:
-            raise RuntimeError("the version is still being packed")
         if self.receipt.shadow is None:
-            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-            initialize_layerwise_reload(self.model)
+            if self.receipt.status()["packing"]:
+                raise RuntimeError("a version is still being packed")
+            self.reload = Reload(self.model, self.model_config)
+            self.reload.begin()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
@@ -202,22 +213,25 @@ class MusterTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             raise RuntimeError(f"version {update_info.version} is not the one staged")
         if receipt.shadow is not None:
             receipt.shadow.swap_in()
-        else:
-            self.model.load_weights(list(receipt.tensors.items()))
+        elif self.reload is not None:
+            self.reload.load(receipt.tensors)
 
     def finish_weight_update(self) -> None:
-        if self.receipt is not None and self.receipt.shadow is None:
-            from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-            finalize_layerwise_reload(self.model, self.model_config)
-            for module in self.model.modules():
-                vllm_head.renew(module)
-            self._used(self.receipt)
-        self.receipt = None
+        if self.reload is not None:
+            self.reload.finish()
+            self.reload = None
+        self._forget()
 
     def shutdown(self) -> None:
         """Forget the receipt; its thread, if any, ends by its own time limit and keeps nothing."""
-        self.receipt = None
+        self._forget()
+
+    def _forget(self) -> None:
+        receipt, self.receipt = self.receipt, None
+        # A thread that packs reads it still, and gives it back; so does a model half loaded.
+        if receipt is not None and receipt.phase == "staged" and receipt.packing is None:
+            if self.reload is None:
+                self._used(receipt)
 
 
 class MusterWorkerExtension:
@@ -240,12 +254,12 @@ class MusterWorkerExtension:
     def muster_drop_update(self) -> bool:
         """Forget an update that failed after its start, else vLLM would never begin another.
 
-        False: it was not packed, and loading again stopped half way; this model takes no other.
+        False: loading again stopped half way, so this model takes no other.
         """
-        receipt = self.weight_transfer_engine.receipt
         self._weight_update_active = False
         self.weight_transfer_engine.shutdown()
-        return receipt is None or receipt.shadow is not None
+        reload = self.weight_transfer_engine.reload
+        return reload is None or not reload.under_way
 
     def muster_attention_backend(self) -> str:
         """Name of the kernels that compute attention; empty when the runner does not tell."""

@@ -25,12 +25,6 @@ from services.inference.adapters import vllm_head
 _TREES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
-def needed(model: Any) -> bool:
-    """True for a model that vLLM does not load again as it did at first: see `_process`."""
-    methods = (getattr(module, "quant_method", None) for module in model.modules())
-    return any(getattr(method, "moe_kernel", None) is not None for method in methods)
-
-
 class Shadow:
     """New weights for `model`, ready to be put in place once."""
 

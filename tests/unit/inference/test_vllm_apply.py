@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from muster.errors import Refused, Unavailable
+from muster.transfer.receiving import Staging
 from muster.transfer.snapshot import Snapshot
 from muster.types import EpisodeKey, SamplingParams
 from services.inference.config import InferenceConfig
@@ -63,6 +65,11 @@ class Tiny(torch.nn.Module):
         return [float(p.mean()) for p in self.parameters()]
 
 
+def snapshot_of(version: int, value: float) -> Snapshot:
+    state = {name: torch.full((2, 2), value) for name in ("first.weight", "second.weight")}
+    return Snapshot.take(state, version=version, parent=version - 1)
+
+
 class DirectLlm:
     """AsyncLLM's verbs, answered by the receiver in this process."""
 
@@ -77,6 +84,7 @@ class DirectLlm:
         self.receiver = ours.MusterTransferEngine.__new__(ours.MusterTransferEngine)
         self.receiver.model, self.label = model, "0"
         self.receiver.vllm_config = self.receiver.model_config = None
+        self.receiver.staging = self.staging = Staging()
         self.worker = ours.MusterWorkerExtension()
         self.worker.weight_transfer_engine = self.receiver
         self.worker._weight_update_active = False
@@ -87,8 +95,7 @@ class DirectLlm:
         """As the receiver's thread does it when everything has arrived and was verified."""
         from services.inference.adapters.vllm_receiver import Receipt
 
-        state = {name: torch.full((2, 2), value) for name in ("first.weight", "second.weight")}
-        snapshot = Snapshot.take(state, version=version, parent=version - 1)
+        snapshot = snapshot_of(version, value)
         receipt = Receipt(snapshot.manifest)
         self.receiver._receive(receipt, snapshot.stream.clone(), "")
         assert receipt.phase == "staged", receipt.error
@@ -180,8 +187,7 @@ class Picky(Tiny):
 def test_a_loader_that_asserts_fails_the_update_at_once() -> None:
     from services.inference.adapters.vllm_receiver import Receipt
 
-    state = {name: torch.full((2, 2), NEW) for name in ("first.weight", "second.weight")}
-    snapshot = Snapshot.take(state, version=1, parent=0)
+    snapshot = snapshot_of(1, NEW)
     receipt = Receipt(snapshot.manifest)
     DirectLlm(Picky()).receiver._receive(receipt, snapshot.stream, "")
     assert receipt.phase == "failed"
@@ -193,6 +199,7 @@ async def test_an_engine_at_rest_takes_a_version_in_the_memory_of_the_old_one() 
     async with world.driver as driver:
         receipt = world.llm.stage(1)
         assert (receipt.shadow, world.model.values()) == (None, [OLD, OLD])
+        arrived = receipt.stream.data_ptr()
         before = [p.data_ptr() for p in world.model.parameters()]
 
         await driver.commit("main", 1, 1)
@@ -200,6 +207,7 @@ async def test_an_engine_at_rest_takes_a_version_in_the_memory_of_the_old_one() 
         assert world.model.values() == [NEW, NEW]
         assert [p.data_ptr() for p in world.model.parameters()] == before
         assert "muster_pack" not in world.llm.asked
+        assert world.llm.staging.take(1).data_ptr() == arrived, "received there next time"
 
 
 async def test_an_engine_takes_versions_at_rest_and_at_work_in_turns() -> None:
@@ -257,6 +265,77 @@ async def test_an_engine_that_stopped_half_way_through_loading_again_is_dead(
             await driver.commit("main", 1, 1)
         assert world.replica.state is State.FENCED
         assert not world.engine.alive(), "its layers are gone: only a restart helps"
+
+
+async def test_a_tensor_that_reaches_nothing_is_no_update_at_rest_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load_weights = Tiny.load_weights
+    world = World(running=[])
+    monkeypatch.setattr(Tiny, "load_weights", lambda self, ts: load_weights(self, list(ts)[:1]))
+    async with world.driver as driver:
+        world.llm.stage(1)
+        with pytest.raises(Unavailable, match="fenced"):
+            await driver.commit("main", 1, 1)
+        assert not world.engine.alive()
+
+
+async def test_an_apply_that_failed_before_the_model_was_touched_costs_no_restart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refused(*given: object, **named: object) -> None:
+        raise RuntimeError("the caches cannot be reset")
+
+    world = World(running=[])
+    async with world.driver as driver:
+        arrived = world.llm.stage(1).stream.data_ptr()
+        with monkeypatch.context() as patched:
+            patched.setattr(world.llm, "pause_scheduler_async", refused)
+            with pytest.raises(Unavailable, match="fenced"):
+                await driver.commit("main", 1, 1)
+        assert world.engine.alive()
+        assert world.model.values() == [OLD, OLD]
+        assert world.llm.staging.take(1).data_ptr() == arrived
+        world.llm.stage(1)
+        await driver.commit("main", 1, 1)
+        assert world.model.values() == [NEW, NEW]
+        assert world.replica.state is State.SERVING
+
+
+async def test_a_version_that_is_dropped_while_it_is_packed_ends_before_another_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from services.inference.adapters import vllm_receiver as ours
+    from services.inference.adapters import vllm_shadow
+
+    going, ended = threading.Event(), threading.Event()
+    shadow_of = vllm_shadow.Shadow
+
+    def slow(*given: Any) -> Any:
+        going.set()
+        assert ended.wait(20)
+        return shadow_of(*given)
+
+    world = World(running=["one"])
+    async with world.driver as driver:
+        with monkeypatch.context() as patched:
+            patched.setattr(ours, "Shadow", slow)
+            snapshot = snapshot_of(1, NEW)
+            given = (ours.Receipt(snapshot.manifest), snapshot.stream.clone(), "")
+            dropped = threading.Thread(target=world.llm.receiver._receive, args=given)
+            dropped.start()
+            await asyncio.to_thread(going.wait, 20)
+        world.llm.receiver.running = []
+        receipt = world.llm.stage(2)
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            tasks.create_task(driver.commit("main", 1, 2))
+            while "muster_pack" not in world.llm.asked:  # noqa: ASYNC110 - until it is packed
+                await asyncio.sleep(0.001)
+            assert world.model.values() == [OLD, OLD]
+            ended.set()
+        await asyncio.to_thread(dropped.join, 20)
+        assert receipt.shadow is not None
+        assert world.model.values() == [NEW, NEW]
 
 
 async def test_a_swap_that_succeeds_puts_everything_in_place() -> None:

@@ -76,7 +76,7 @@ async def test_openings_are_encoded_side_by_side_and_answered_in_order() -> None
 async def test_a_record_that_fails_leaves_no_encoding_behind() -> None:
     world = World()
     world.fail = True
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ExceptionGroup, match="unhandled"):
         await world.driver._execute(opened(0))
     await asyncio.sleep(0)
     assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("open-")] == []
