@@ -49,11 +49,14 @@ def follow(twin: Any) -> None:
         twin.__dict__[_COPY] = _copy(twin)
 
 
-def renew(head: Any) -> None:
-    """The weights of this module have changed where they are: so does its copy."""
-    if _COPY in head.__dict__:
-        with torch.inference_mode():  # it may have been made in that mode, by a step
-            head.__dict__[_COPY].copy_(head.weight)
+def renew(head: Any) -> bool:
+    """The weights of this module have changed where they are: so does its copy, if it has one.
+    True when it has: nothing else of this module is used then."""
+    if _COPY not in head.__dict__:
+        return False
+    with torch.inference_mode():  # it may have been made in that mode, by a step
+        head.__dict__[_COPY].copy_(head.weight)
+    return True
 
 
 def _copy(head: Any) -> torch.Tensor:

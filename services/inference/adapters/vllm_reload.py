@@ -22,6 +22,9 @@ from vllm.platforms import current_platform
 
 from services.inference.adapters import vllm_head
 
+_PACKED = "cpu_linear"
+"""Attribute of a layer on a CPU: the product with its packed weights."""
+
 
 def possible(model: Any) -> bool:
     """False for a model that vLLM does not load again as it did at first: a layer of experts whose
@@ -62,9 +65,13 @@ class Reload:
         finalize_layerwise_reload(self._model, self._config)
         with torch.no_grad():
             for module in left:
-                module.quant_method.process_weights_after_loading(module)
+                if vllm_head.renew(module):
+                    vars(module).pop(_PACKED, None)  # never asked for; if it is, it fails
+                else:
+                    module.quant_method.process_weights_after_loading(module)
             for module in self._model.modules():
-                vllm_head.renew(module)
+                if module not in left:
+                    vllm_head.renew(module)
         self.under_way = False
 
 

@@ -65,6 +65,21 @@ def logit(model: Any) -> float:
 
 
 @pytest.mark.usefixtures("config")
+def test_a_head_in_float32_has_a_new_copy_and_no_old_packed_weight() -> None:
+    from services.inference.adapters import vllm_head
+    from services.inference.adapters.vllm_reload import Reload
+
+    model = tied()
+    vars(model.lm_head)[vllm_head._COPY] = vllm_head._copy(model.lm_head)
+    again = Reload(model, SimpleNamespace(dtype=torch.float32))
+    again.begin()
+    again.load({"embed.weight": torch.full((ROWS, COLUMNS), 2.0)})
+    again.finish()
+    assert vars(model.lm_head)[vllm_head._COPY].unique().tolist() == [2.0]
+    assert not hasattr(model.lm_head, "cpu_linear")
+
+
+@pytest.mark.usefixtures("config")
 def test_a_head_that_shares_its_weight_has_the_new_one() -> None:
     from services.inference.adapters.vllm_reload import Reload
 
