@@ -45,7 +45,8 @@ class Reload:
     def begin(self) -> None:
         """The model's layers are taken apart."""
         self._names = {name for name, _ in self._model.named_parameters()}
-        self._sharing = _sharing(self._model)
+        # Only a CPU packs them; what a GPU's layers do with their weights need not bear it twice.
+        self._sharing = _sharing(self._model) if current_platform.is_cpu() else []
         self.under_way = True
         initialize_layerwise_reload(self._model)
 

@@ -238,13 +238,19 @@ async def test_weights_that_came_at_rest_are_packed_first_when_a_request_came_si
         assert world.model.values() == [NEW, NEW]
 
 
+def staged_for_a_picky_model(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A version came at rest; its tensors will be refused."""
+    world = World(running=[])
+    world.llm.stage(1)
+    monkeypatch.setattr(Tiny, "load_weights", Picky.load_weights)
+    return world
+
+
 async def test_weights_that_cannot_be_packed_leave_what_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(running=[])
+    world = staged_for_a_picky_model(monkeypatch)
     async with world.driver as driver:
-        world.llm.stage(1)
-        monkeypatch.setattr(Tiny, "load_weights", Picky.load_weights)
         with (
             world.engine._load.request("came-since"),
             pytest.raises(Refused, match=r"not staged \(failed"),
@@ -257,10 +263,8 @@ async def test_weights_that_cannot_be_packed_leave_what_is_served(
 async def test_an_engine_that_stopped_half_way_through_loading_again_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(running=[])
+    world = staged_for_a_picky_model(monkeypatch)
     async with world.driver as driver:
-        world.llm.stage(1)
-        monkeypatch.setattr(Tiny, "load_weights", Picky.load_weights)
         with pytest.raises(Unavailable, match="fenced"):
             await driver.commit("main", 1, 1)
         assert world.replica.state is State.FENCED
