@@ -46,13 +46,13 @@ LABELS = (
 
 
 def start(command: Sequence[str], **streams: int) -> subprocess.Popen[bytes]:
-    """In a session of its own."""
-    return subprocess.Popen(command, start_new_session=True, **streams)  # type: ignore[call-overload, no-any-return]
+    """In a process group of its own."""
+    return subprocess.Popen(command, process_group=0, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 @contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Killed with its session when the block is left."""
+    """Killed with its group when the block is left."""
     try:
         yield process
     finally:

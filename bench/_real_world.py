@@ -213,7 +213,7 @@ def _started(stack: ExitStack, asked: Setup, folder: Path, config: Path) -> list
 def _ended(
     command: list[str], log: Path, environ: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In a session of its own; asked to stop when the block is left, then killed with it."""
+    """In a process group of its own; asked to stop when the block is left, then killed with it."""
     with log.open("wb") as out:
         running = subprocess.Popen(
             command,
@@ -222,7 +222,7 @@ def _ended(
             stderr=out,
             env=dict(environ),
             cwd=ROOT,
-            start_new_session=True,
+            process_group=0,
         )
     try:
         yield running

@@ -77,7 +77,7 @@ async def replica(model: str) -> AsyncIterator[Replica]:
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "bench.publication_engine", "--replica", "--model", model)
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, start_new_session=True, limit=1 << 20
+        *command, stdin=pipe, stdout=pipe, process_group=0, limit=1 << 20
     )
     try:
         assert process.stdout is not None

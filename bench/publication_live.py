@@ -112,7 +112,7 @@ async def child(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, _THIS, *arguments)
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, start_new_session=True
+        *command, stdin=pipe, stdout=pipe, process_group=0
     )
     try:
         yield process

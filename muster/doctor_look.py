@@ -113,6 +113,7 @@ def look_at_machine(config: Config, roles: Sequence[str], seen: Sequence[Seen]) 
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
         files_max=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         cores=_cores(),
+        autogroups=_autogroups(),
         root=os.geteuid() == 0,
         packages=packages,
         missing=tuple(_missing(roles, packages)),
@@ -244,6 +245,23 @@ def _cores() -> float:
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):
         return cores
+
+
+def _autogroups(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> bool:
+    """True where the kernel schedules each session as a group: it is asked to, and this process is
+    in no group of the cpu controller below its root."""
+    try:
+        enabled = (proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
+        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return False
+    own = {name: path for _, names, path in (line.split(":", 2) for line in lines)
+           for name in names.split(",")}  # fmt: skip
+    if "cpu" in own:
+        return enabled and own["cpu"] == "/"
+    folder = groups / own.get("", "/").strip("/")
+    inner = [one for one in (folder, *folder.parents) if groups in one.parents]
+    return enabled and not any((one / "cpu.weight").exists() for one in inner)
 
 
 def _gpus() -> Gpus:

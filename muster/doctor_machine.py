@@ -51,7 +51,8 @@ class Gpus(Value, frozen=True):
 
 class MachineFacts(Value, frozen=True):
     """roles: what is to run here; running: those that do already. Bytes; memory_bytes is what this
-    machine, or the group it is in, can still give. packages: installed ones; missing: what a role
+    machine, or the group it is in, can still give. autogroups: the kernel shares the processors
+    between sessions before it does between threads. packages: installed ones; missing: what a role
     needs and is not there, or too old, as (package, what is wanted, what is there)."""
 
     roles: tuple[str, ...]
@@ -63,6 +64,7 @@ class MachineFacts(Value, frozen=True):
     shm_bytes: int = 1 << 50
     files_max: int = 1 << 20
     cores: float = 1e6
+    autogroups: bool = False
     root: bool = True
     packages: tuple[str, ...] = ()
     missing: tuple[tuple[str, str, str], ...] = ()
@@ -89,6 +91,7 @@ def machine_checks(facts: MachineFacts, config: Config) -> Iterator[Check]:
             f"a process may open {facts.files_max} files: streams and boxes need more",
             f"ulimit -n {_FILES} or more (LimitNOFILE= of a unit, `ulimits:` of a container)",
         )
+    yield from _scheduler(facts, config, roles)
     if roles & ENGINES:
         yield from _engines(facts, config, roles)
         yield from _gpus(facts, config)
@@ -174,6 +177,19 @@ def _contexts(config: Config) -> Iterator[Check]:
             f"{fits}: shorter than the contexts that the router lets grow "
             f"(router.context_tokens_max = {longest}); replicas refuse such turns",
             f"raise it to {longest}, or lower router.context_tokens_max",
+        )
+
+
+def _scheduler(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[Check]:
+    """Services share a session, and boxes cannot: docs/adr/0020-one-session.md."""
+    native = getattr(config.sections.get("sandbox"), "backend", "") == "native"
+    on_cpu = facts.gpus is not None and not facts.gpus.devices
+    if facts.autogroups and native and on_cpu and {"inference", "sandbox"} <= roles:
+        yield note(
+            "machine.scheduler",
+            "sched_autogroup_enabled is 1: beside a busy engine on the CPU, a process with a "
+            "session of its own, as every box is, waited up to 11 s for a processor (Linux 6.18)",
+            "sysctl -w kernel.sched_autogroup_enabled=0 before the services start",
         )
 
 

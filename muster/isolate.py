@@ -48,7 +48,7 @@ def enter(*, shm_bytes: int = 8 << 30) -> bool:
         os._exit(_wait(child, strong))
     os.close(held)
     _die_with_starter(alive)
-    os.setsid()
+    os.setpgid(0, 0)
     # Process 1 of a namespace ignores signals that have no handler: give it one from the start.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)

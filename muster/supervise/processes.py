@@ -1,7 +1,8 @@
 """Starts and ends the processes of services, each under its guard, each with its log.
 
 Owns: guards, log files, the record of both in supervisor.json. Promise: a process is recorded
-before anything waits for it; `end` is bounded. Does not cover: when (machine.py).
+before anything waits for it; `end` is bounded; every service has a process group of its own in the
+session of the supervisor (docs/adr/0020-one-session.md). Does not cover: when (machine.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from muster.supervise.procfs import identify
 from muster.supervise.state import Child, Claim
 
 _GUARD = str(Path(__file__).with_name("guard.py"))
-_GUARD_KILL_S = 1.5  # a guard that has not ended its service by then is killed with its session
+_GUARD_KILL_S = 1.5  # a guard that has not ended its service by then is killed with its group
 _LOG_BYTES_MAX = 16 << 20
 
 
@@ -55,7 +56,7 @@ class Processes:
                     stdout=log,
                     stderr=log,
                     env=dict(self._environment),
-                    start_new_session=True,
+                    process_group=0,
                     pass_fds=(writing,),
                 )
         except OSError:

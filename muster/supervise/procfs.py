@@ -33,10 +33,10 @@ def alive(who: Identity) -> bool:
     return identify(who.pid) == who
 
 
-def session_of(pid: int) -> int | None:
-    """Session id of a live process."""
+def group_of(pid: int) -> int | None:
+    """Process group of a live process."""
     try:
-        return os.getsid(pid)
+        return os.getpgid(pid)
     except ProcessLookupError:
         return None
 

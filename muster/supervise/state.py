@@ -30,7 +30,7 @@ _LOCK = "supervisor.lock"
 
 
 class Child(Value, frozen=True):
-    """A service: its guard (leader of its session) and its own process; `starts` counts them."""
+    """A service: its guard (leads its process group) and its own process; `starts` counts them."""
 
     guard: Identity | None
     process: Identity | None = None
@@ -148,7 +148,7 @@ def sweep(state_dir: Path) -> list[str]:
     for child in holding.children.values() if holding else ():
         victims.update(who for who in (child.guard, child.process) if who)
         if child.guard and procfs.alive(child.guard):
-            victims.update(_session(child.guard.pid))
+            victims.update(_group(child.guard.pid))
     victims = {who for who in victims if procfs.alive(who)}
     lines = [f"ended process {who.pid}" for who in sorted(victims, key=lambda who: who.pid)]
     stuck = procfs.kill_and_wait(victims, _KILL_S)
@@ -180,8 +180,8 @@ def _remove_empty(state_dir: Path, made: Path) -> None:
         folder.rmdir()
 
 
-def _session(leader: int) -> list[Identity]:
-    members = (procfs.identify(pid) for pid in procfs.pids() if procfs.session_of(pid) == leader)
+def _group(leader: int) -> list[Identity]:
+    members = (procfs.identify(pid) for pid in procfs.pids() if procfs.group_of(pid) == leader)
     return [who for who in members if who]
 
 

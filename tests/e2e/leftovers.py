@@ -40,7 +40,7 @@ class Muster:
         command += ["--config", str(config)] if config else []
         environment = dict(os.environ, MUSTER_STATE_DIR=str(state))
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+            command, stdout=subprocess.PIPE, text=True, env=environment, process_group=0
         )
 
     def lines(self) -> Iterator[Line]:

@@ -145,7 +145,7 @@ class World:
         environment = os.environ | environment | (marks if fail else {})
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True
+                command, stdout=log, stderr=log, env=environment, process_group=0
             )
 
     @staticmethod

@@ -23,7 +23,7 @@ _runs = itertools.count()
 
 
 class RedisServer:
-    """One server process in its own session, with an append-only file in `folder`."""
+    """One server process in its own process group, with an append-only file in `folder`."""
 
     def __init__(self, folder: Path):
         self.folder, self.url = folder, f"unix://{folder}/redis.sock"
@@ -42,7 +42,7 @@ class RedisServer:
         }
         self._process = subprocess.Popen(
             [server_binary(), *(part for pair in options.items() for part in pair)],
-            start_new_session=True,
+            process_group=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

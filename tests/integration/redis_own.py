@@ -44,7 +44,7 @@ class OwnServer:
                 [server_binary(), *options, *more],
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
                 restore_signals=False,
             )
             signal.signal(signal.SIGXFSZ, former)

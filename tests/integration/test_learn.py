@@ -45,9 +45,7 @@ def started(arm: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     model = ensure_model("smollm2-135m-instruct", cache_dir())
     command = [sys.executable, "-c", code, arm, str(folder), str(model)]
     with (folder / "log").open("ab") as log:
-        running = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-        )
+        running = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, process_group=0)
     try:
         yield running
     finally:

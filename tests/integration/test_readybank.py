@@ -128,7 +128,7 @@ class BankProcess:
     def start(self) -> None:
         command = [sys.executable, "-m", "services.readybank", "--config", str(self.config)]
         with (self.config.parent / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, stderr=log, process_group=0)
 
     def end(self, number: signal.Signals) -> int:
         assert self.process is not None

@@ -116,6 +116,19 @@ def test_ctrl_c_ends_services_and_their_orphans_and_removes_the_sockets(
     assert state.read(tmp_path / "state") is None
 
 
+def test_services_have_groups_of_their_own_in_the_session_of_the_supervisor(
+    supervise: Supervise,
+) -> None:
+    """A session each would be a scheduling group each (docs/adr/0020-one-session.md); one group
+    would be hit by Ctrl-C as a whole."""
+    run = supervise("serve")
+    run.until_ready("redis", "s0")
+    services = [run.pid("redis"), run.pid("s0")]
+    assert {os.getsid(pid) for pid in services} == {os.getsid(run.process.pid)}
+    groups = {os.getpgid(pid) for pid in (*services, run.process.pid)}
+    assert len(groups) == 3
+
+
 def test_a_service_that_ignores_sigterm_is_killed(supervise: Supervise) -> None:
     run = supervise("stubborn")
     run.until_ready("redis", "s0")

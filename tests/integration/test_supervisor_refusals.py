@@ -21,7 +21,7 @@ def volatile_server(tmp_path: Path) -> Iterator[str]:
     """A server without an append-only file; its URL."""
     path = tmp_path / "s"
     command = [server_binary(), "--port", "0", "--unixsocket", str(path), "--save", ""]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as server:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, process_group=0) as server:
         retry = Retry(ConstantBackoff(0.05), 400, (NotThere,))
         with Redis(unix_socket_path=str(path), retry=retry) as client:
             client.ping()

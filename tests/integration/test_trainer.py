@@ -84,7 +84,7 @@ class Processes:
     def start_trainer(self) -> None:
         command = [sys.executable, "-m", "services.trainer", "--config", str(self.bank.config)]
         with (self.bank.config.parent / "trainer.log").open("ab") as log:
-            self._trainer = subprocess.Popen(command, stderr=log, start_new_session=True)
+            self._trainer = subprocess.Popen(command, stderr=log, process_group=0)
 
     def end_trainer(self, number: signal.Signals) -> int:
         assert self._trainer is not None
@@ -95,7 +95,7 @@ class Processes:
     def start_replica(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "services.inference", "--config", str(self.bank.config)]
         with (self.bank.config.parent / "replica.log").open("ab") as log:
-            return subprocess.Popen(command, stderr=log, start_new_session=True)
+            return subprocess.Popen(command, stderr=log, process_group=0)
 
     async def record(
         self, version: int, stage: ev.VersionStage.ValueType = ev.VERSION_STAGE_DURABLE

@@ -206,6 +206,26 @@ def test_a_disk_that_is_full_does_not_hurt_a_box_host() -> None:
     assert problems(checks) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, True),
+        ({"autogroups": False}, False),
+        ({"gpus": Gpus(devices=1, seen=1, cuda="12.9", nccl="2.27.3")}, False),
+        ({"roles": ("inference", "router")}, False),
+        ({"roles": ("sandbox", "router")}, False),
+    ],
+)
+def test_boxes_beside_an_engine_on_the_cpu_wait_where_sessions_compete(
+    change: dict[str, Any], told: bool
+) -> None:
+    facts = replace(_MACHINE, **({"autogroups": True} | change))
+    found = [c for c in machine_checks(facts, settings()) if c.name == "machine.scheduler"]
+    assert [(check.status, check.way_out[:9]) for check in found] == (
+        [(Status.NOTE, "sysctl -w")] if told else []
+    )
+
+
 def test_a_busy_machine_is_no_broken_torch() -> None:
     checks = list(machine_checks(replace(_MACHINE, gpus=Gpus(slow_s=90)), settings()))
     assert problems(checks) == []

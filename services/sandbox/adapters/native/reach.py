@@ -85,7 +85,7 @@ def start(runtime_dir: Path, instance: str, orphan_s: float) -> Found:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
-        start_new_session=True,
+        process_group=0,
         cwd="/",
         env={},
     )
