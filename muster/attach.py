@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from muster.config import Config, RedisConfig
 from muster.errors import HostUnfit, NotFound, Unavailable
+from muster.redis_connection import client_at
 from muster.streams import connect
 from muster.supervise.plan import redis_url as embedded_url
 from muster.supervise.plan import server_binary
@@ -120,7 +121,7 @@ def _binary(state_dir: Path) -> str:
 
 
 async def _ready(process: asyncio.subprocess.Process, socket: Path, log: Path) -> None:
-    client = Redis(unix_socket_path=str(socket))
+    client = client_at(f"unix://{socket}")
     try:
         async with asyncio.timeout(_START_S):
             while process.returncode is None:

@@ -23,6 +23,7 @@ from muster import durability, telemetry
 from muster.clock import monotonic
 from muster.config import RedisConfig
 from muster.errors import ConfigError, Unavailable
+from muster.redis_connection import connection_options
 
 _log = telemetry.logger("muster.redis")
 _LOADING_S = 60.0  # about a second per 100 MB
@@ -64,8 +65,8 @@ async def connect(config: RedisConfig, *, reading: bool = False) -> AsyncIterato
             way_out="name a server, or start everything with `muster up`, which brings its own",
         )
     try:
-        pool = BlockingConnectionPool.from_url(
-            config.url,
+        pool = BlockingConnectionPool(
+            **connection_options(config.url),
             max_connections=config.connections_max,
             timeout=config.timeout_s,
             socket_connect_timeout=config.timeout_s,

@@ -14,12 +14,12 @@ from typing import Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from muster import rpc, telemetry
 from muster.errors import Unavailable
 from muster.leader import bury
+from muster.redis_connection import client_at
 from muster.registry import Entry, Registry
 from muster.supervise.plan import STANDBYS, Service
 
@@ -32,9 +32,8 @@ class Health:
     """Probes of one run's services."""
 
     def __init__(self, redis_url: str, run: str):
-        self._redis = Redis.from_url(
-            redis_url, socket_timeout=_CALL_S, socket_connect_timeout=_CALL_S
-        )
+        limits = {"socket_timeout": _CALL_S, "socket_connect_timeout": _CALL_S}
+        self._redis = client_at(redis_url, **limits)
         self._run, self._registry = run, Registry(self._redis, run)
 
     async def __aenter__(self) -> Self:

@@ -23,6 +23,7 @@ from redis.asyncio import Redis
 from muster import codec, rpc
 from muster.clock import monotonic
 from muster.errors import MusterError
+from muster.redis_connection import client_at
 from muster.registry import Registry
 from muster.streams import RunStreams, next_epoch
 from muster.v1 import events_pb2 as ev
@@ -286,7 +287,7 @@ async def world(folder: Path, model: Path, engine: str) -> AsyncIterator[World]:
     """Server and bank run; trainer and replicas are for whoever asks. A canary asks all along."""
     texts = TEXTS if engine == "vllm" else SMALL_TEXTS
     async with Redises.running(folder) as url:
-        redis = Redis.from_url(url)
+        redis = client_at(url)
         made = World(folder, url, redis, model, engine, texts)
         made.bank.start()
         try:

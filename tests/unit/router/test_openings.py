@@ -71,6 +71,7 @@ async def test_openings_are_encoded_side_by_side_and_answered_in_order() -> None
         assert answered == []
         world.encoded[0].set()
     assert answered == world.recorded == ["job-0", "job-1", "job-2"]
+    assert sorted(world.encoding) == answered, "each is encoded once"
 
 
 async def test_a_record_that_fails_leaves_no_encoding_behind() -> None:
