@@ -247,9 +247,9 @@ def _cores() -> float:
         return cores
 
 
-def _autogroups(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> bool:
+def _autogroups(proc: Path = Path("/proc")) -> bool:
     """True where the kernel schedules each session as a group: it is asked to, and this process is
-    in no group of the cpu controller below its root."""
+    at the root of the cpu controller. With cgroup v2 every box is in a group of it: then never."""
     try:
         enabled = (proc / "sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
         lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
@@ -257,11 +257,7 @@ def _autogroups(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"
         return False
     own = {name: path for _, names, path in (line.split(":", 2) for line in lines)
            for name in names.split(",")}  # fmt: skip
-    if "cpu" in own:
-        return enabled and own["cpu"] == "/"
-    folder = groups / own.get("", "/").strip("/")
-    inner = [one for one in (folder, *folder.parents) if groups in one.parents]
-    return enabled and not any((one / "cpu.weight").exists() for one in inner)
+    return enabled and own.get("cpu") == "/"
 
 
 def _gpus() -> Gpus:

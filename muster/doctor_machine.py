@@ -181,14 +181,17 @@ def _contexts(config: Config) -> Iterator[Check]:
 
 
 def _scheduler(facts: MachineFacts, config: Config, roles: set[str]) -> Iterator[Check]:
-    """Services share a session, and boxes cannot: docs/adr/0020-one-session.md."""
-    native = getattr(config.sections.get("sandbox"), "backend", "") == "native"
+    """Services share a session, and steps of boxes cannot: docs/adr/0020-one-session.md. (Those
+    with a processor limit are in groups of another kind.)"""
+    boxes = config.sections.get("sandbox")
+    native = getattr(boxes, "backend", "") == "native" and not getattr(boxes, "cpus_max", 0.0)
     on_cpu = facts.gpus is not None and not facts.gpus.devices
     if facts.autogroups and native and on_cpu and {"inference", "sandbox"} <= roles:
         yield note(
             "machine.scheduler",
             "sched_autogroup_enabled is 1: beside a busy engine on the CPU, a process with a "
-            "session of its own, as every box is, waited up to 11 s for a processor (Linux 6.18)",
+            "session of its own, as every step in a box is, waited up to 11 s for a processor "
+            "(Linux 6.18)",
             "sysctl -w kernel.sched_autogroup_enabled=0 before the services start",
         )
 

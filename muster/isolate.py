@@ -10,19 +10,22 @@ else     the service runs in a process group of its own; when it ends, however i
          killed. If the starter is killed with SIGKILL the service dies too, but grandchildren that
          it had started may be left; its shared memory may be left as well.
 
-The caller of `enter` goes on only in the child. The starter stays outside, passes SIGTERM and
-SIGINT on, and exits with the child's status (128 + n after signal n).
+In both cases it has no terminal. The caller of `enter` goes on only in the child. The starter stays
+outside, passes SIGTERM and SIGINT on, and exits with the child's status (128 + n after signal n).
 Does not cover: limits, networks, file systems other than those two (services/sandbox does boxes).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
 import sys
 import tempfile
+import termios
 from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
@@ -49,6 +52,7 @@ def enter(*, shm_bytes: int = 8 << 30) -> bool:
     os.close(held)
     _die_with_starter(alive)
     os.setpgid(0, 0)
+    leave_terminal()
     # Process 1 of a namespace ignores signals that have no handler: give it one from the start.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
@@ -75,21 +79,33 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def leave_terminal() -> None:
+    """Have none any more, in the same session: whoever asks it for something in the background is
+    stopped for ever. No leader of a session may call it, for that would end the session's."""
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        with contextlib.closing(os.fdopen(terminal, "rb", buffering=0)):
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+
+
 def _descendants() -> set[int]:
-    """Every living process below this one, as /proc tells it."""
+    """Every living process below this one, as /proc tells it. What is dead may still hold children,
+    until its threads are, too."""
     children: dict[int, list[int]] = {}
+    dead = set()
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
         except OSError:
             continue  # ended meanwhile
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(name))
+        if state == "Z":
+            dead.add(int(name))
+        children.setdefault(int(parent), []).append(int(name))
     found = [os.getpid()]
     for pid in found:  # grows while it is read
         found += children.get(pid, [])
-    return set(found[1:])
+    return set(found[1:]) - dead
 
 
 def _wait(child: int, strong: bool) -> int:

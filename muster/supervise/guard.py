@@ -7,16 +7,20 @@ Run by path with `python -I -S`, standard library only: it must start in millise
 Owns: one service process and everything that descends from it (the guard is their subreaper, so
 orphans come to it). Promise: when the supervisor dies, however it dies, the kernel sends SIGHUP
 here and all descendants get SIGKILL; when the service ends, what it left behind gets SIGKILL; when
-the guard itself is killed, the service is too. SIGTERM is passed on to the service. Exits with the
-service's status, 128 + n after signal n. Does not cover: files, mounts, cgroups (their owners do).
+the guard itself is killed, the service is too. SIGTERM is passed on to the service. Neither has a
+terminal, else one that asks it for something would be stopped for ever. Exits with the service's
+status, 128 + n after signal n. Does not cover: files, mounts, cgroups (their owners do).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
 
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +35,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _descendants(root: int) -> list[int]:
+    """All below `root` that live. What is dead may still hold children, until its threads are."""
     children: dict[int, list[int]] = {}
+    dead = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -39,15 +45,16 @@ def _descendants(root: int) -> list[int]:
                     fields = file.read().rpartition(b")")[2].split()
             except OSError:
                 continue  # it ended while we looked
-            if fields[0] != b"Z":
-                children.setdefault(int(fields[1]), []).append(int(name))
+            if fields[0] == b"Z":
+                dead.add(int(name))
+            children.setdefault(int(fields[1]), []).append(int(name))
     found: list[int] = []
     reach = [root]
     while reach:
         below = children.get(reach.pop(), [])
         found += below
         reach += below
-    return found
+    return [pid for pid in found if pid not in dead]
 
 
 def _end_all() -> None:
@@ -79,6 +86,14 @@ def _reap(service: int) -> int | None:
             status = os.waitstatus_to_exitcode(code)
 
 
+def _leave_terminal() -> None:
+    """Have none any more, in the same session. (muster/isolate.py has it, too: no import here.)"""
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+        with contextlib.closing(os.fdopen(terminal, "rb", buffering=0)):
+            fcntl.ioctl(terminal, termios.TIOCNOTTY)
+
+
 def _exec(guard: int, command: list[str]) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:
@@ -100,6 +115,7 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != supervisor:
         return 1
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _leave_terminal()
     guard = os.getpid()
     service = os.fork()
     if service == 0:

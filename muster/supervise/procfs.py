@@ -41,6 +41,23 @@ def group_of(pid: int) -> int | None:
         return None
 
 
+def descendants(roots: Iterable[int]) -> list[Identity]:
+    """Live processes below these, whatever group, session or environment they gave themselves."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue  # it ended while we looked
+        children.setdefault(int(fields[1]), []).append(pid)  # the dead may hold some, too
+    found, reach = set[int](), list(roots)
+    while reach:
+        below = [pid for pid in children.get(reach.pop(), ()) if pid not in found]
+        found.update(below)
+        reach += below
+    return [who for who in map(identify, sorted(found)) if who]
+
+
 def pids() -> list[int]:
     """All processes that /proc shows."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]

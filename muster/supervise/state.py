@@ -150,6 +150,7 @@ def sweep(state_dir: Path) -> list[str]:
         if child.guard and procfs.alive(child.guard):
             victims.update(_group(child.guard.pid))
     victims = {who for who in victims if procfs.alive(who)}
+    victims.update(procfs.descendants(who.pid for who in victims))
     lines = [f"ended process {who.pid}" for who in sorted(victims, key=lambda who: who.pid)]
     stuck = procfs.kill_and_wait(victims, _KILL_S)
     lines += [f"process {who.pid} could not be ended" for who in stuck]

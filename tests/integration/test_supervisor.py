@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from muster.supervise import procfs, state
+from tests.integration.terminals import terminal, terminal_of
 
 _RUN = str(Path(__file__).parent / "supervised" / "run.py")
 
@@ -21,10 +22,10 @@ _RUN = str(Path(__file__).parent / "supervised" / "run.py")
 class Supervised:
     """A supervisor process and what it says."""
 
-    def __init__(self, state_dir: Path, *modes: str) -> None:
+    def __init__(self, state_dir: Path, *modes: str, **how: Any) -> None:
         self.state_dir = state_dir
         self.process = subprocess.Popen(
-            [sys.executable, _RUN, str(state_dir), *modes], stdout=subprocess.PIPE, text=True
+            [sys.executable, _RUN, str(state_dir), *modes], stdout=subprocess.PIPE, text=True, **how
         )
 
     def until(self, **wanted: object) -> dict[str, Any]:
@@ -80,8 +81,8 @@ Supervise = Callable[..., Supervised]
 def supervise(tmp_path: Path) -> Iterator[Supervise]:
     started: list[Supervised] = []
 
-    def start(*modes: str) -> Supervised:
-        started.append(Supervised(tmp_path / "state", *modes))
+    def start(*modes: str, **how: Any) -> Supervised:
+        started.append(Supervised(tmp_path / "state", *modes, **how))
         return started[-1]
 
     yield start
@@ -120,9 +121,12 @@ def test_services_have_groups_of_their_own_in_the_session_of_the_supervisor(
     supervise: Supervise,
 ) -> None:
     """A session each would be a scheduling group each (docs/adr/0020-one-session.md); one group
-    would be hit by Ctrl-C as a whole."""
-    run = supervise("serve")
-    run.until_ready("redis", "s0")
+    would be hit by Ctrl-C as a whole; one that asks a terminal in the background is stopped."""
+    with terminal() as on_it:
+        run = supervise("serve", **on_it)
+        run.until_ready("redis", "s0")
+        assert terminal_of(run.process.pid) != 0
+        assert {terminal_of(who.pid) for who in run.processes()} == {0}
     services = [run.pid("redis"), run.pid("s0")]
     assert {os.getsid(pid) for pid in services} == {os.getsid(run.process.pid)}
     groups = {os.getpgid(pid) for pid in (*services, run.process.pid)}

@@ -219,11 +219,23 @@ def test_a_disk_that_is_full_does_not_hurt_a_box_host() -> None:
 def test_boxes_beside_an_engine_on_the_cpu_wait_where_sessions_compete(
     change: dict[str, Any], told: bool
 ) -> None:
-    facts = replace(_MACHINE, **({"autogroups": True} | change))
-    found = [c for c in machine_checks(facts, settings()) if c.name == "machine.scheduler"]
-    assert [(check.status, check.way_out[:9]) for check in found] == (
+    assert scheduler({"autogroups": True} | change) == (
         [(Status.NOTE, "sysctl -w")] if told else []
     )
+
+
+def scheduler(change: dict[str, Any], **variables: str) -> list[tuple[Status, str]]:
+    checks = machine_checks(replace(_MACHINE, **change), settings(**variables))
+    return [(c.status, c.way_out[:9]) for c in checks if c.name == "machine.scheduler"]
+
+
+@pytest.mark.parametrize("one", [{"CPUS_MAX": "1.5"}, {"BACKEND": "docker"}])
+def test_boxes_that_are_in_groups_of_processors_are_not_helped_by_that(
+    one: dict[str, str],
+) -> None:
+    of_boxes = {f"SANDBOX__{name}": value for name, value in one.items()}
+    assert scheduler({"autogroups": True}) != []
+    assert scheduler({"autogroups": True}, **of_boxes) == []
 
 
 def test_a_busy_machine_is_no_broken_torch() -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from muster.errors import Refused
-from muster.supervise.state import claim, router_address, write_router_address
+from muster.supervise import procfs
+from muster.supervise.state import (
+    Child,
+    Holding,
+    claim,
+    router_address,
+    sweep,
+    write_router_address,
+)
 
 
 def test_a_start_that_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
@@ -61,3 +71,18 @@ def test_the_routers_address_is_known_while_the_supervisor_runs(tmp_path: Path) 
     assert router_address(made.state_dir) == "127.0.0.1:7411"
     made.release()
     assert router_address(made.state_dir) == ""
+
+
+def test_what_a_service_hid_from_its_group_and_environment_is_ended_with_it(
+    tmp_path: Path,
+) -> None:
+    command = ["bash", "-c", "env -i setsid sleep 600 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as service:
+        assert service.stdout is not None
+        hidden = procfs.identify(int(service.stdout.readline()))
+        assert hidden is not None
+        children = {"s0": Child(None, procfs.identify(service.pid))}
+        record = Holding(procfs.Identity(service.pid, 0), "", children)
+        (tmp_path / "supervisor.json").write_bytes(msgspec.json.encode(record))
+        sweep(tmp_path)
+        assert not procfs.alive(hidden)

@@ -20,6 +20,7 @@ import socket
 import sys
 from typing import Any
 
+from muster.isolate import leave_terminal
 from services.sandbox.adapters.native import lock, pressure, release
 from services.sandbox.adapters.native import syscalls as sc
 from services.sandbox.adapters.native.boxes import Boxes
@@ -225,6 +226,7 @@ def main(runtime_dir: str, instance: str, fd: int, orphan_s: float) -> None:
     """Entry point; `fd` is the socket to the service."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the service says when to end
+    leave_terminal()  # boxes inherit that there is none
     sc.set_name("muster-keeper")
     reception = Reception(runtime_dir, socket.socket(fileno=fd), orphan_s)
     try:
