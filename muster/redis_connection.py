@@ -2,7 +2,8 @@
 
 Owns: `connection_options` and `client_at`. redis-py bounds its writes by `asyncio.wait_for`, which
 before Python 3.12 goes on as if nothing had happened when it is cancelled while the write ends
-(CPython issue 86296): a loop then goes on for ever, and whoever waits for its end waits with it.
+(CPython issue 86296): a loop then goes on for ever, and a time limit around the call has passed
+unseen. (`muster.tasks.end` cancels again and again; a time limit does not.)
 Promise: a task that is cancelled in a call ends in that call, and the connection is not used again.
 Does not cover: pools, limits, what a server must be able to do (redis_link.py).
 """

@@ -133,7 +133,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             probe = tasks.create_task(self._probe(service, pid), name=f"probe-{name}")
             status, line = await self._processes.ended(name)
-            await end(probe)  # one cancel may be lost in its call to Redis: then for ever
+            await end(probe)
         await self._inbox.put(machine.Exited(name, status, line))
         if service.kind in STANDBYS and pid is not None:
             await self._health.buried(service.kind, pid)

@@ -1,8 +1,9 @@
 """Ending tasks that one owns, for good.
 
 Owns: `end`. Promise: when it returns, every task given has ended. Before Python 3.12,
-`asyncio.wait_for` (which redis-py wraps around every write) swallows a cancellation that meets the
-completion of what it waits for (cpython gh-86296); one `cancel()` is therefore not enough.
+`asyncio.wait_for` swallows a cancellation that meets the completion of what it waits for (CPython
+issue 86296), so one `cancel()` is not enough for a task that calls libraries. (That of redis-py is
+mended where it is, redis_connection.py: a time limit is a cancellation, too, and comes once.)
 """
 
 from __future__ import annotations
