@@ -55,13 +55,14 @@ _KINDS: dict[type[AbstractConnection], type[AbstractConnection]] = {
 }
 
 
-def connection_options(url: str) -> dict[str, Any]:
-    """What a pool needs to connect to `url`. Raises ValueError when that is no address."""
+def connection_options(url: str, **options: Any) -> dict[str, Any]:
+    """What a pool needs to connect to `url`, whose own settings (`?socket_timeout=3`) go before
+    `options`. Raises ValueError when it is no address."""
     found: dict[str, Any] = dict(parse_url(url))
     found["connection_class"] = _KINDS[found.get("connection_class", Connection)]
-    return found
+    return options | found
 
 
 def client_at(url: str, **options: Any) -> Redis:
     """An unchecked client, as `Redis.from_url` makes one; the caller closes it."""
-    return Redis.from_pool(ConnectionPool(**options, **connection_options(url)))
+    return Redis.from_pool(ConnectionPool(**connection_options(url, **options)))

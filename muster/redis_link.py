@@ -65,8 +65,8 @@ async def connect(config: RedisConfig, *, reading: bool = False) -> AsyncIterato
             way_out="name a server, or start everything with `muster up`, which brings its own",
         )
     try:
-        pool = BlockingConnectionPool(
-            **connection_options(config.url),
+        options = connection_options(
+            config.url,
             max_connections=config.connections_max,
             timeout=config.timeout_s,
             socket_connect_timeout=config.timeout_s,
@@ -75,6 +75,7 @@ async def connect(config: RedisConfig, *, reading: bool = False) -> AsyncIterato
         )
     except ValueError as error:
         raise _not_an_address(config.url) from error
+    pool = BlockingConnectionPool(**options)
     client = Redis(connection_pool=pool)
     try:
         await _check(client, config, reading)

@@ -84,3 +84,9 @@ def test_every_kind_of_address_keeps_its_kind_of_connection(url: str, kind: type
     options = connection_options(url)
     assert issubclass(options["connection_class"], kind)
     assert (options["host"], options["port"], options["db"]) == ("h", 1, 2)
+
+
+def test_what_an_address_says_goes_before_what_is_set_beside_it() -> None:
+    given = {"socket_timeout": 5.0, "max_connections": 4}
+    options = connection_options("redis://h:1/0?socket_timeout=3", **given)
+    assert (options["socket_timeout"], options["max_connections"]) == (3.0, 4)
