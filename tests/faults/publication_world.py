@@ -112,6 +112,7 @@ class World:
         self.trainer: subprocess.Popen[bytes] | None = None
         self.replicas: dict[str, subprocess.Popen[bytes]] = {}
         self.seen = Seen()
+        self._asking = asyncio.Lock()
         self._router: Router | None = None
         self._groups = 0
 
@@ -245,7 +246,12 @@ class World:
 
     async def scores(self, name: str) -> tuple[int, Answer] | None:
         """The version that the answers name, and the answers; None when it refuses, or changed
-        its version in between."""
+        its version in between. One at a time: the bits of what is computed in one batch with
+        another text may be others."""
+        async with self._asking:
+            return await self._scores(name)
+
+    async def _scores(self, name: str) -> tuple[int, Answer] | None:
         found, versions = [], set()
         for entry in await Registry(self.redis, RUN).list("inference"):
             if entry.id != name:
